@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, PoisonError},
 };
 
 use everstep::{
@@ -64,7 +64,10 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         judgement.check_told();
         judgement.check_messages();
     }
-    std::mem::take(&mut ledger.book().violations)
+    let mut violations = std::mem::take(&mut ledger.book().violations);
+    let written = left.server.violations.lock();
+    violations.append(&mut written.unwrap_or_else(PoisonError::into_inner));
+    violations
 }
 
 /// What the code of each run takes in a cold replay, in order.

@@ -2,8 +2,10 @@
 
 use std::{fmt, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 /// What a run does, from start to end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Program {
     /// The version of the workflow that its run is started with.
     pub(crate) version: u32,
@@ -12,14 +14,14 @@ pub(crate) struct Program {
 }
 
 /// How a program ends by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum End {
     Completes,
     Fails,
 }
 
 /// One operation. Its `id` is its own in the whole program, and names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Op {
     Step(StepOp),
     Sleep {
@@ -45,7 +47,7 @@ pub(crate) enum Op {
 }
 
 /// A step and its body.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StepOp {
     pub(crate) id: u32,
     pub(crate) body: Body,
@@ -63,7 +65,7 @@ pub(crate) struct StepOp {
 }
 
 /// Where a body runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Body {
     /// On the engine thread, as a future.
     Async,
