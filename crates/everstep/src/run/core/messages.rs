@@ -6,6 +6,7 @@ use super::{Core, ListenSpec, Phase, timers::Timer};
 use crate::{
     commit::{Effect, EffectDone, InboxRow, Receipt},
     history::{Entry, EntryValue, Key, OpId},
+    sabotage::Sabotage,
     time::When,
 };
 
@@ -50,6 +51,9 @@ impl Core {
             if row.wait.is_some() {
                 answers.push(row);
             } else {
+                if self.env.settings.breaks(Sabotage::ConsumeEarly) {
+                    st.consumed.push(row.seq);
+                }
                 names.insert(row.name);
             }
         }

@@ -65,6 +65,10 @@ impl Core {
                 st.replay.pop_front();
                 number
             }
+            _ if self.env.settings.breaks(Sabotage::NumberOnArrival) => {
+                let number = st.history.get(&key).and_then(|slot| slot.entry.number);
+                number.unwrap_or(st.taken + 1)
+            }
             _ => st.taken + 1,
         };
         let slot = st.history.get_mut(&key)?;
