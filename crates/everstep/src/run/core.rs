@@ -687,6 +687,35 @@ impl Core {
         }
     }
 
+    /// What its operations do, in words for people.
+    #[cfg(feature = "testing")]
+    pub(crate) fn whereabouts(&self) -> String {
+        let st = self.state.borrow();
+        let ops = st.ops.iter().map(|(_, op)| {
+            let (polled, in_line) = (op.polled, op.in_line);
+            format!(
+                "{}: {:?}, polled: {polled}, in line: {in_line}",
+                describe(op.kind, &op.key),
+                op.phase
+            )
+        });
+        let ops: Vec<String> = ops.collect();
+        format!(
+            "{:?}, revision {}, durable {}, taken {}, draining: {}, leaving: {}, holds offers: {}, starting: {}, \
+             halted: {}, operations: [{}]",
+            st.mode,
+            st.revision,
+            st.durable,
+            st.taken,
+            st.draining,
+            st.leaving,
+            st.holds_offers,
+            st.starting,
+            st.halt.is_some(),
+            ops.join("; "),
+        )
+    }
+
     /// A terminal entry that nobody has taken: the operation is ready as it is.
     pub(super) fn adopt_terminal(st: &mut State, id: OpId) -> bool {
         let Some(op) = st.ops.get_mut(id) else {
