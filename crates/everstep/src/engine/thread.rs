@@ -50,6 +50,8 @@ mod hand_over;
 mod reconsider;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "testing")]
+mod whereabouts;
 
 /// A run in memory.
 struct Task {
@@ -385,6 +387,8 @@ impl Worker {
                 let hot_bytes = self.hot_bytes;
                 _ = answer.send(ThreadCensus { moving: self.moving, hot, hot_bytes });
             }
+            #[cfg(feature = "testing")]
+            Event::Whereabouts(run, answer) => _ = answer.send(self.whereabouts(run)),
             Event::Drain(done) => self.drain(done),
             Event::Peers => self.peers_changed(),
             Event::Unread(run) => self.look_again(run),

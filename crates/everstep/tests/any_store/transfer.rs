@@ -128,6 +128,33 @@ async fn a_run_that_failed_and_was_rolled_back_is_replayed_up_to_its_error() {
     engine.shutdown().await;
 }
 
+/// The rollback of a loser was taken for one at the end of the run if nothing was taken after it, so the
+/// replay stood still there, and the code behind the race was not tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_ended_with_the_rollback_of_a_loser_is_replayed_to_its_end() {
+    const RACES: Workflow<(), usize> = Workflow::new("races");
+    let code = |ctx: Ctx, ()| async move {
+        let loser = async |ctx: Ctx| {
+            ctx.step("book", async || Ok(())).rollback(async |_, ()| Ok(())).await?;
+            ctx.sleep("late", hours(1)).await?;
+            Ok(())
+        };
+        let winner = async |ctx: Ctx| {
+            ctx.sleep("soon", minutes(1)).await?;
+            Ok(())
+        };
+        let won = ctx.race("race", [branch("loser", loser), branch("winner", winner)]).await?;
+        Ok(won.index)
+    };
+    let engine = testing::engine().register_fn(RACES, code).start().await.unwrap();
+    let run = engine.client().start(RACES, ()).await.unwrap();
+    assert_eq!(run.result().await.unwrap(), 1);
+    let file = run.export().await.unwrap();
+    let replayed = testing::replay(file).against_fn(RACES, code).unwrap();
+    assert_eq!((replayed.completions, replayed.ended), (3, true), "{:?}", replayed.open);
+    engine.shutdown().await;
+}
+
 #[test]
 fn a_replay_against_another_workflow_or_version_is_refused() {
     const OTHER: Workflow<String, String> = Workflow::new("other");
