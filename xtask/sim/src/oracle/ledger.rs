@@ -142,9 +142,6 @@ pub(crate) struct Book {
     pub(crate) stays: Vec<Arc<Stay>>,
     /// The last stay of a generation of a run that has started a body.
     moved_on: BTreeMap<(RunId, u32), usize>,
-    /// The last attempt at a step that has begun, for each attempt at its run. The attempts before
-    /// it are in the history for good.
-    attempts: BTreeMap<(Place, u32), u32>,
     /// The values that bodies have given.
     pub(crate) given: BTreeMap<Place, Vec<u64>>,
     /// The last attempt of a step that has started, in each attempt of its run.
@@ -271,20 +268,6 @@ impl Ledger {
         if let Some(value) = value {
             let mut book = self.book();
             book.given.entry(place.clone()).or_default().push(value);
-        }
-    }
-
-    /// Attempts are counted across processes.
-    fn check_attempt(&self, stay: &Stay, place: &Place, attempt: u32) {
-        let mut book = self.book();
-        let of = (place.clone(), stay.attempt);
-        let last = book.attempts.insert(of, attempt).unwrap_or(attempt);
-        drop(book);
-        if attempt < last {
-            let process = &stay.process;
-            let what =
-                format!("{place} starts attempt {attempt} in {process}, after attempt {last}");
-            self.violate(Promise::RetriesGoOn, what);
         }
     }
 
