@@ -111,12 +111,13 @@ impl Run {
 ///
 /// The rollbacks at its end are nothing that its code has taken. Those that a race has made of its
 /// losers come before: they stay, unless they are the last thing that was done, and then nothing
-/// depends on them.
+/// depends on them. What an earlier attempt of the run has set aside has numbers of its own, and is
+/// not looked at.
 fn forget_end(loaded: &mut LoadedRun) {
     (loaded.row.status, loaded.row.ending) = (RunStatus::Running, None);
     let number = |put: &Put| decode_entry(&put.value).ok()?.number;
     let is_rollback = |put: &Put| put.key.starts_with(keys::ROLLBACKS);
-    let forward = loaded.history.iter().filter(|put| !is_rollback(put));
+    let forward = loaded.history.iter().filter(|put| put.key.starts_with(keys::HISTORY));
     let last = forward.filter_map(number).max().unwrap_or(0);
     let origins = keys::failure_origins();
     loaded.history.retain(|put| {
