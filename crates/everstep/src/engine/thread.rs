@@ -925,10 +925,9 @@ impl Worker {
         // In order of their deaths, so that those that can run together come first.
         self.suspects.make_contiguous().sort_by_key(|(_, deaths)| *deaths);
         while let Some((run, deaths)) = self.suspects.front().copied() {
-            let Some(pass) = Gate::enter(&self.shared, deaths >= suspects::ALONE_AFTER) else {
-                return;
-            };
-            let Some(place) = Place::take(&self.shared) else {
+            let alone = deaths >= suspects::ALONE_AFTER;
+            let place = || Place::take(&self.shared);
+            let Some((pass, place)) = Gate::enter(&self.shared, alone, place) else {
                 return;
             };
             self.suspects.pop_front();
