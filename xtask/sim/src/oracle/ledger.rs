@@ -147,8 +147,6 @@ pub(crate) struct Book {
     attempts: BTreeMap<(Place, u32), u32>,
     /// The values that bodies have given.
     pub(crate) given: BTreeMap<Place, Vec<u64>>,
-    /// The last attempt of a step that has started, in each attempt of its run.
-    attempts: BTreeMap<(Place, u32), u32>,
     pub(crate) bodies: u64,
     pub(crate) sendings: Vec<Sending>,
     /// What clients were told the end of a run to be.
@@ -271,20 +269,6 @@ impl Ledger {
         if let Some(value) = value {
             let mut book = self.book();
             book.given.entry(place.clone()).or_default().push(value);
-        }
-    }
-
-    /// Attempts are counted across processes.
-    fn check_attempt(&self, stay: &Stay, place: &Place, attempt: u32) {
-        let mut book = self.book();
-        let of = (place.clone(), stay.attempt);
-        let last = book.attempts.insert(of, attempt).unwrap_or(attempt);
-        drop(book);
-        if attempt < last {
-            let process = &stay.process;
-            let what =
-                format!("{place} starts attempt {attempt} in {process}, after attempt {last}");
-            self.violate(Promise::RetriesGoOn, what);
         }
     }
 

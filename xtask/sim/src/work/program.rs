@@ -49,7 +49,7 @@ pub(crate) enum Op {
 }
 
 /// How the parts of an operation are performed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum How {
     /// `ctx.join` of branches.
     Join,
