@@ -934,15 +934,9 @@ impl Worker {
         // In order of their deaths, so that those that can run together come first.
         self.suspects.make_contiguous().sort_by_key(|(_, deaths)| *deaths);
         while let Some((run, deaths)) = self.suspects.front().copied() {
-            // First, since a pass that is given back wakes every thread: without room, this one would go
-            // in circles.
-            if !self.shared.has_room() && !self.shared.wait_for_room() {
-                return;
-            }
-            let Some(pass) = Gate::enter(&self.shared, deaths >= suspects::ALONE_AFTER) else {
-                return;
-            };
-            let Some(place) = Place::take(&self.shared) else {
+            let alone = deaths >= suspects::ALONE_AFTER;
+            let place = || Place::take(&self.shared);
+            let Some((pass, place)) = Gate::enter(&self.shared, alone, place) else {
                 return;
             };
             self.suspects.pop_front();

@@ -203,25 +203,6 @@ fn runs_that_wait_for_room_are_not_forgotten_when_news_of_a_lost_lease_come_late
     assert_eq!(bench.shared.moving.load(Ordering::SeqCst), 0);
 }
 
-/// With all places taken, a suspect was let in, found no place and left again, which woke the thread to
-/// let it in: one core was busy with that for as long as there was no place.
-#[test]
-fn a_suspect_that_waits_for_room_does_not_wake_its_thread() {
-    let mut bench = Bench::of(fixture::shared_with(|settings| settings.max_live_runs = 1));
-    let fence = bench.begin();
-    let (_, slot) = bench.take_in(fence);
-    let suspect = fixture::start(&bench.store, fence);
-    bench.worker.suspects.push_back((suspect.no(), 1));
-    bench.shared.threads[0].take();
-    bench.worker.admit_held();
-    assert_eq!(bench.shared.threads[0].take().len(), 0);
-    // But room does.
-    bench.worker.remove(slot);
-    assert!(!bench.shared.threads[0].take().is_empty());
-    bench.worker.admit_held();
-    assert!(bench.worker.loading.contains_key(&suspect.no()));
-}
-
 /// A paused run was being read for the old lease when the next one asked for it: the old answer was
 /// taken for the new one.
 #[test]
@@ -452,6 +433,26 @@ fn a_run_without_code_says_so_whatever_comes_in_between() {
             std::thread::yield_now();
         }
     }
+}
+
+/// A suspect waited for a place to move in. It got its pass, found no place and gave the pass back, which
+/// woke its thread: that tried again at once, for as long as there was no place.
+#[test]
+fn a_suspect_that_waits_for_a_place_does_not_keep_its_thread_busy() {
+    let code = |_: Ctx, ()| async { Ok(()) };
+    let crowded = fixture::shared_running(|settings| settings.max_live_runs = 1, code);
+    let mut bench = Bench::of(crowded);
+    let fence = bench.begin();
+    let run = fixture::start(&bench.store, fence);
+    assert!(bench.shared.reserve());
+    bench.worker.suspects.push_back((run.no(), 0));
+    bench.shared.threads[0].take();
+    bench.worker.admit_held();
+    assert_eq!(bench.shared.threads[0].take().len(), 0);
+    bench.shared.release();
+    assert_eq!(bench.shared.threads[0].take().len(), 1, "it is told of the place");
+    bench.worker.admit_held();
+    assert!(bench.worker.suspects.is_empty() && bench.worker.loading.contains_key(&run.no()));
 }
 
 /// An engine that has stopped looked again and again at a run that it could not write about.
