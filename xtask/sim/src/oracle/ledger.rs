@@ -144,6 +144,8 @@ pub(crate) struct Book {
     moved_on: BTreeMap<(RunId, u32), usize>,
     /// The values that bodies have given.
     pub(crate) given: BTreeMap<Place, Vec<u64>>,
+    /// The last attempt of a step that has started, in each attempt of its run.
+    attempts: BTreeMap<(Place, u32), u32>,
     pub(crate) bodies: u64,
     pub(crate) sendings: Vec<Sending>,
     /// What clients were told the end of a run to be.
