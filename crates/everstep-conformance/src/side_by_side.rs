@@ -184,6 +184,7 @@ impl<'a> Stores<'a> {
     }
 
     /// The fence of the first store for the last epoch of this runner.
+    #[cfg(test)]
     pub(super) fn last_fence(&self, runner: Uuid) -> Option<Fence> {
         let mut fences = self.fences.range((runner, 0)..=(runner, u64::MAX));
         fences.next_back().map(|(_, fences)| fences[0])

@@ -20,7 +20,7 @@ const READ_EVERY: usize = 50;
 pub(crate) fn compare(changes: &[Change]) -> Option<Violation> {
     let differs = match on_all(changes) {
         Ok(compared) => compared.err()?,
-        Err(error) => format!("there are no stores to compare: {error}"),
+        Err(error) => format!("there are no stores to compare: {error:?}"),
     };
     Some(Violation { promise: Promise::StoresAgree, what: differs })
 }

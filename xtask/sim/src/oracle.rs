@@ -48,10 +48,12 @@ pub(crate) enum Promise {
     SimulationGoesOn,
     /// An iteration of a loop is not performed again once the state after it is stored.
     IterationIsNotRepeated,
+    /// A SQLite file and a PostgreSQL schema give the answers of the store in memory.
+    StoresAgree,
 }
 
 impl Promise {
-    pub(crate) const ALL: [Promise; 16] = [
+    pub(crate) const ALL: &[Promise] = &[
         Promise::CompletedStepNeverRunsAgain,
         Promise::SeenIsDurable,
         Promise::NothingSentIsLost,
@@ -68,6 +70,7 @@ impl Promise {
         Promise::EnginesLive,
         Promise::SimulationGoesOn,
         Promise::IterationIsNotRepeated,
+        Promise::StoresAgree,
     ];
 }
 

@@ -83,8 +83,8 @@ impl Sky {
         let mut per_mille = |most: u64| rate(rng, most) as u32;
         sky.busy = per_mille(20);
         sky.failures = per_mille(10);
-        sky.lost_answers = per_mille(5);
-        sky.lost_commits = per_mille(5);
+        sky.lost_answers = per_mille(15);
+        sky.lost_commits = per_mille(15);
         sky.dropped_wakes = per_mille(200);
         sky.doubled_wakes = per_mille(100);
         sky.late_wakes = per_mille(200);
@@ -158,7 +158,7 @@ impl Sky {
         if is_drawn(self.kills) {
             return Some(Fault::Kill);
         }
-        if is_drawn(self.stalls) {
+        if is_drawn(self.stalls * weight_of(at.label)) {
             return Some(Fault::StallActivity(rng.up_to(self.stall_max)));
         }
         if is_drawn(self.process_stalls) {
@@ -171,6 +171,15 @@ impl Sky {
             return Some(jump(rng));
         }
         None
+    }
+}
+
+/// How much more often an activity is stalled at a point than at others: between the look at a lease and
+/// a body, and between a read of the store and what follows from it, the world may change most.
+fn weight_of(label: &str) -> u64 {
+    match label {
+        "lease check" | "poll" | "made" => 12,
+        _ => 1,
     }
 }
 

@@ -22,7 +22,8 @@ use std::{
 use everstep::{
     RunNo, Timestamp,
     store::{
-        Applied, Batch, InboxRow, MemoryStore, Outcome, Store, StoreError, WakeFn, WakeGuard, Write,
+        Applied, Batch, InboxRow, MemoryStore, NewRunner, Outcome, Store, StoreError, WakeFn,
+        WakeGuard, Write,
     },
     testing::{
         around::{Around, Call},
@@ -30,6 +31,7 @@ use everstep::{
         simulation::{self, SimProcess},
     },
 };
+use everstep_conformance::Change;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -66,6 +68,8 @@ pub(crate) struct Server {
     ppm: i64,
     /// Promises that were seen to be broken by what was written.
     pub(crate) violations: Mutex<Vec<Violation>>,
+    /// What has changed the data, in order, if that is wanted.
+    pub(crate) changes: Option<Mutex<Vec<Change>>>,
     /// Where wake-ups are while they are on their way.
     network: SimProcess,
     runners: Mutex<BTreeMap<Uuid, Runner>>,
@@ -85,7 +89,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Server {
     /// An empty store, in the simulation of this thread.
-    pub(crate) fn new(kind: Kind, sky: Sky, ahead_ms: i64, ppm: i64) -> Arc<Server> {
+    pub(crate) fn new(
+        kind: Kind,
+        sky: Sky,
+        ahead_ms: i64,
+        ppm: i64,
+        keeps_changes: bool,
+    ) -> Arc<Server> {
         Arc::new(Server {
             data: MemoryStore::new(),
             counts: Counts::default(),
@@ -94,6 +104,7 @@ impl Server {
             ahead_ms,
             ppm,
             violations: Mutex::default(),
+            changes: keeps_changes.then(Mutex::default),
             network: simulation::new_process("network"),
             runners: Mutex::default(),
         })
@@ -218,6 +229,30 @@ impl SimStore {
         None
     }
 
+    /// Notes what was just made.
+    fn note_change(&self, call: Call<'_>) {
+        let Some(changes) = &self.server.changes else {
+            return;
+        };
+        let change = match call {
+            Call::Read(_) | Call::Upkeep(_) => return,
+            Call::Commit(batch) => Change::Commit(batch.clone()),
+            Call::Register(runner) => {
+                let now = self.lease_time(runner.now);
+                Change::Register(NewRunner { now, ..runner.clone() })
+            }
+            Call::Heartbeat(fence, now, lease) => {
+                Change::Heartbeat(fence, self.lease_time(now), lease)
+            }
+            Call::Take(fence, now, wanted, dead) => {
+                Change::Take(fence, self.lease_time(now), wanted.clone(), dead.to_vec())
+            }
+            Call::Release(fence, shards) => Change::Release(fence, shards.clone()),
+            Call::Deregister(fence) => Change::Deregister(fence),
+        };
+        lock(changes).push(change);
+    }
+
     /// Has heard the time of the store.
     fn hear_time(&self, said: Timestamp) {
         let at = simulation::instant();
@@ -261,6 +296,7 @@ impl Around for SimStore {
             return Err(self.server.count(error));
         }
         let answer = make(&self.server.data)?;
+        self.note_change(call);
         let said = self.server.time();
         simulation::point("made");
         on_its_way(self.sheltered, &self.server.sky, "answered");
