@@ -2084,6 +2084,7 @@ fn movements() -> Vec<Patch> {
         park(None),
         finish(RunStatus::Completed),
         finish(RunStatus::Failed),
+        Patch::RollBack { ending: RunStatus::Failed, error: None },
     ]
 }
 

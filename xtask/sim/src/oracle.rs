@@ -6,6 +6,7 @@
 
 pub(crate) mod ending;
 pub(crate) mod ledger;
+pub(crate) mod past;
 
 use std::fmt;
 
@@ -45,10 +46,12 @@ pub(crate) enum Promise {
     EnginesLive,
     /// The simulation itself goes on: no deadlock, no end that never comes.
     SimulationGoesOn,
+    /// An iteration of a loop is not performed again once the state after it is stored.
+    IterationIsNotRepeated,
 }
 
 impl Promise {
-    pub(crate) const ALL: [Promise; 15] = [
+    pub(crate) const ALL: [Promise; 16] = [
         Promise::CompletedStepNeverRunsAgain,
         Promise::SeenIsDurable,
         Promise::NothingSentIsLost,
@@ -64,6 +67,7 @@ impl Promise {
         Promise::NothingIsLeft,
         Promise::EnginesLive,
         Promise::SimulationGoesOn,
+        Promise::IterationIsNotRepeated,
     ];
 }
 

@@ -261,6 +261,7 @@ impl Ctx {
                     Some(runtime) => {
                         let work = Leased {
                             work: Some(Box::pin(work)),
+                            has_begun: false,
                             token: token.clone(),
                             permit: attempt.core.env.permit(),
                         };
@@ -301,8 +302,13 @@ fn refuse(token: &Cancellation) -> Result<Vec<u8>> {
 
 /// A spawned body. It is polled on another thread than its run, so each poll asks for the lease: a
 /// process that was stopped past it goes on in here, before any other thread of it has noticed.
+///
+/// The first poll also asks for the token. Its step may have been given up while the thread was held up
+/// in here, and may have completed in another attempt since; an abort has no effect on a poll that has
+/// begun.
 struct Leased<F> {
     work: Option<Pin<Box<F>>>,
+    has_begun: bool,
     token: Cancellation,
     permit: Permit,
 }
@@ -311,9 +317,14 @@ impl<F: Future<Output = Result<Vec<u8>>>> Future for Leased<F> {
     type Output = Result<Vec<u8>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if !self.permit.allows() || self.token.is_stopped() {
+        let is_given_up = |token: &Cancellation, has_begun: bool| match has_begun {
+            true => token.is_stopped(),
+            false => token.is_cancelled(),
+        };
+        if !self.permit.allows() || is_given_up(&self.token, self.has_begun) {
             self.work = None;
         }
+        self.has_begun = true;
         match &mut self.work {
             Some(work) => work.as_mut().poll(cx),
             None => Poll::Ready(refuse(&self.token)),
@@ -866,5 +877,50 @@ impl Drop for RawStep<'_> {
         if let (Some(cancellation), Some(_)) = (&self.cancellation, &self.body) {
             cancellation.cancel();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    fn polls_of(token: &Cancellation, fire: impl Fn(&Cancellation)) -> (u32, bool) {
+        let polls = Arc::new(AtomicU32::new(0));
+        let counted = polls.clone();
+        let work = async move {
+            for _ in 0..2 {
+                counted.fetch_add(1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+            }
+            Ok(Vec::new())
+        };
+        let (token, permit) = (token.clone(), Permit::of_nobody());
+        let mut leased =
+            Leased { work: Some(Box::pin(work)), has_begun: false, token: token.clone(), permit };
+        let mut cx = Context::from_waker(Waker::noop());
+        let first = Pin::new(&mut leased).poll(&mut cx);
+        if first.is_pending() {
+            fire(&token);
+            _ = Pin::new(&mut leased).poll(&mut cx);
+        }
+        (polls.load(Ordering::SeqCst), first.is_ready())
+    }
+
+    /// A thread of the runtime was held up at the beginning of the first poll of a spawned body. Its
+    /// attempt timed out, the next one completed, and then the body of the first one began.
+    #[test]
+    fn a_spawned_body_does_not_begin_after_its_step_was_given_up() {
+        let token = Cancellation::new(None);
+        token.cancel();
+        assert_eq!(polls_of(&token, |_| ()), (0, true));
+    }
+
+    #[test]
+    fn a_spawned_body_that_has_begun_goes_on_until_it_is_stopped() {
+        assert_eq!(polls_of(&Cancellation::new(None), |_| ()), (2, false));
+        assert_eq!(polls_of(&Cancellation::new(None), Cancellation::cancel), (2, false));
+        assert_eq!(polls_of(&Cancellation::new(None), Cancellation::stop), (1, false));
     }
 }

@@ -9,6 +9,7 @@ use std::{rc::Rc, sync::Arc};
 use super::{
     End, Halt, Run, RunSeed,
     core::{Core, Env, Phase},
+    flush::decode_origins,
     wakers::WakeSink,
 };
 use crate::{
@@ -110,16 +111,20 @@ impl Run {
 /// Takes back how a run has ended, so that its code is replayed up to there.
 ///
 /// The rollbacks at its end are nothing that its code has taken. Those that a race has made of its
-/// losers come before: they stay, unless they are the last thing that was done, and then nothing
-/// depends on them.
+/// losers come before, and stay. A run that has completed has no others. Of one that has not, those
+/// stay that come before something else that the code has taken, or before the number that its failure
+/// was recorded with; after that nothing depends on them. What an earlier attempt
+/// of the run has set aside has numbers of its own, and is not looked at.
 fn forget_end(loaded: &mut LoadedRun) {
+    let has_completed = loaded.row.status == RunStatus::Completed;
     (loaded.row.status, loaded.row.ending) = (RunStatus::Running, None);
     let number = |put: &Put| decode_entry(&put.value).ok()?.number;
     let is_rollback = |put: &Put| put.key.starts_with(keys::ROLLBACKS);
-    let forward = loaded.history.iter().filter(|put| !is_rollback(put));
-    let last = forward.filter_map(number).max().unwrap_or(0);
     let origins = keys::failure_origins();
-    loaded.history.retain(|put| {
-        put.key != origins && (!is_rollback(put) || number(put).is_some_and(|n| n < last))
-    });
+    let failure = loaded.history.iter().find(|put| put.key == origins);
+    let taken = failure.and_then(|put| decode_origins(&put.value)).map_or(0, |it| it.taken);
+    let forward = loaded.history.iter().filter(|put| put.key.starts_with(keys::HISTORY));
+    let last = forward.filter_map(number).max().unwrap_or(0).max(taken);
+    let stays = |put: &Put| has_completed || number(put).is_some_and(|n| n <= last);
+    loaded.history.retain(|put| put.key != origins && (!is_rollback(put) || stays(put)));
 }

@@ -63,6 +63,7 @@ impl Core {
         let mut woken = Vec::new();
         for key in rows.iter().filter_map(|row| row.wait.as_deref()) {
             let id = st.history.get(key).and_then(|slot| slot.op);
+            id.into_iter().for_each(|id| st.recall_timeout(id));
             let waits = |id: &OpId| {
                 let phase = st.ops.get(*id).map(|op| op.phase);
                 matches!(phase, Some(Phase::Awaiting { .. }))

@@ -85,10 +85,12 @@ fn check_movement(head: &Head, commit: &Commit) -> Option<Refusal> {
         return None;
     }
     if let Some(CancelRequest { rollback }) = head.cancel {
-        // This is how the owner carries the cancel out, from a paused row too.
+        // This is how the owner carries the cancel out, from a paused row too. A run that rolls back
+        // because it has failed has not heard of the cancel.
         let carries_out = matches!(
             commit.patch,
-            Patch::RollBack { .. } | Patch::Finish { status: RunStatus::Cancelled, .. }
+            Patch::RollBack { ending: RunStatus::Cancelled, .. }
+                | Patch::Finish { status: RunStatus::Cancelled, .. }
         );
         // A rollback may come to a halt; a plain cancel needs nothing that could be missing.
         let halts = rollback && matches!(commit.patch, Patch::Pause { .. });

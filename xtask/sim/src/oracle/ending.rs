@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, PoisonError},
 };
 
 use everstep::{
@@ -18,6 +18,7 @@ use everstep::{
 use super::{
     Promise, Violation,
     ledger::{Got, Ledger, Taken, Told, digest},
+    past,
 };
 use crate::{
     plan::Plan,
@@ -58,13 +59,18 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         ledger.violate(Promise::SimulationGoesOn, failure.clone());
     }
     if let Some(ending) = &left.ending {
-        let judgement = Judgement { plan, ledger, ending, finals: finals(plan, ledger, ending) };
+        let finals = finals(plan, ledger, ending);
+        let pasts = pasts(ledger, ending, &finals);
+        let judgement = Judgement { plan, ledger, ending, finals, pasts };
         judgement.check_seen();
         judgement.check_values();
         judgement.check_told();
         judgement.check_messages();
     }
-    std::mem::take(&mut ledger.book().violations)
+    let mut violations = std::mem::take(&mut ledger.book().violations);
+    let written = left.server.violations.lock();
+    violations.append(&mut written.unwrap_or_else(PoisonError::into_inner));
+    violations
 }
 
 /// What the code of each run takes in a cold replay, in order.
@@ -93,11 +99,30 @@ fn finals(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Finals {
     finals
 }
 
+/// What the code of each run has taken for good, also where a replay jumps over it.
+fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals) -> Finals {
+    let mut pasts = Finals::new();
+    for run in &ending.runs {
+        let (id, generation) = (run.row.id, run.row.generation);
+        let stays = ledger.book().stays.clone();
+        let stays = stays.iter().filter(|it| (it.run, it.generation) == (id, generation));
+        let stays: Vec<_> = stays.map(|stay| stay.all_taken()).collect();
+        let past = past::whole(&finals[&id], &stays).unwrap_or_else(|what| {
+            ledger.violate(Promise::ReplayIsExact, format!("run {id}: {what}"));
+            finals[&id].clone()
+        });
+        pasts.insert(id, past);
+    }
+    pasts
+}
+
 struct Judgement<'a> {
     plan: &'a Plan,
     ledger: &'a Ledger,
     ending: &'a Ending,
     finals: Finals,
+    /// The finals, and what replays jump over.
+    pasts: Finals,
 }
 
 impl Judgement<'_> {
@@ -126,10 +151,13 @@ impl Judgement<'_> {
             let taken = stay.all_taken();
             let kept = &taken[..stay.kept().min(taken.len())];
             let last = &self.finals[&stay.run];
+            let iterations = past::last_iterations(last);
+            let kept = past::without_earlier(kept, &iterations);
+            let last = past::without_earlier(last, &iterations);
             if last.len() >= kept.len() && last[..kept.len()] == *kept {
                 continue;
             }
-            let at = last.iter().zip(kept).position(|(last, kept)| last != kept);
+            let at = last.iter().zip(&kept).position(|(last, kept)| last != kept);
             let at = at.unwrap_or_else(|| last.len().min(kept.len()));
             let what = format!(
                 "run {}: a body in {} had started on {:?} as number {at}, where the history has {:?}",
@@ -145,8 +173,8 @@ impl Judgement<'_> {
     /// A recorded result is one that a body has given, and a run gives what its history says.
     fn check_values(&self) {
         for run in &self.ending.runs {
-            let (id, last) = (run.row.id, &self.finals[&run.row.id]);
-            for taken in last {
+            let (id, past) = (run.row.id, &self.pasts[&run.row.id]);
+            for taken in past {
                 let Got::Value(value) = &taken.got else {
                     continue;
                 };
@@ -179,9 +207,10 @@ impl Judgement<'_> {
                 };
             if !is_true {
                 let what = format!(
-                    "run {run} was said to have ended with {told:?}, and is {:?}, with {}",
+                    "run {run} was said to have ended with {told:?}, and is {:?}, with {}{}",
                     row.status,
-                    digest(&self.finals[&run])
+                    digest(&self.finals[&run]),
+                    self.where_it_differs(run, &told)
                 );
                 self.violate(Promise::ToldStaysTrue, what);
             }
@@ -207,6 +236,22 @@ impl Judgement<'_> {
         }
     }
 
+    /// Where the stay that gave a result has taken something else than a replay does.
+    fn where_it_differs(&self, run: RunId, told: &Told) -> String {
+        let stays = self.ledger.book().stays.clone();
+        let gave = |taken: &Vec<Taken>| Told::Completed(digest(taken)) == *told;
+        let stays = stays.iter().filter(|stay| stay.run == run);
+        let Some(stay) = stays.map(|stay| stay.all_taken()).find(gave) else {
+            return "; no stay has given that".to_owned();
+        };
+        let iterations = past::last_iterations(&self.finals[&run]);
+        let last = past::without_earlier(&self.finals[&run], &iterations);
+        let stay = past::without_earlier(&stay, &iterations);
+        let at = stay.iter().zip(&last).position(|(one, other)| one != other);
+        let at = at.unwrap_or_else(|| stay.len().min(last.len()));
+        format!("; number {at} was {:?}, and is {:?} in a replay", stay.get(at), last.get(at))
+    }
+
     /// What was delivered is taken, unread or a dead letter, once; and taken in the order of its sender.
     fn check_messages(&self) {
         let mut deliveries = Vec::new();
@@ -217,7 +262,7 @@ impl Judgement<'_> {
             }
         }
         drop(book);
-        for taken in self.finals.values().flatten() {
+        for taken in self.pasts.values().flatten() {
             if let Got::Receipt(to, _, message, true) = &taken.got {
                 deliveries.push((to.clone(), message.clone()));
             }
@@ -228,7 +273,7 @@ impl Judgement<'_> {
         };
         for run in &self.ending.runs {
             let id = run.row.id;
-            for taken in &self.finals[&id] {
+            for taken in &self.pasts[&id] {
                 if let Got::Message(_, message) = &taken.got {
                     put(message, format!("taken by {id} at {}", taken.at));
                 }

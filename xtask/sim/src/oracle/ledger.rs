@@ -34,6 +34,10 @@ pub(crate) enum Got {
     Nothing,
     /// A message, and its channel.
     Message(u32, String),
+    /// Which of several parts has won.
+    Won(usize),
+    /// The state that a loop has come to.
+    State(u64),
     /// What became of a message: to whom, the channel, the message, and whether it was delivered.
     Receipt(String, u32, String, bool),
 }
@@ -43,6 +47,22 @@ pub(crate) enum Got {
 pub(crate) struct Taken {
     pub(crate) at: String,
     pub(crate) got: Got,
+}
+
+impl Taken {
+    /// The loops that it is inside of, from the outside in, and the iteration of each.
+    pub(crate) fn iterations(&self) -> impl Iterator<Item = (&str, u64)> {
+        iterations(&self.at)
+    }
+}
+
+/// The loops that a place is inside of, from the outside in, and the iteration of each.
+pub(crate) fn iterations(at: &str) -> impl Iterator<Item = (&str, u64)> {
+    at.match_indices("/~").filter_map(|(found, mark)| {
+        let rest = &at[found + mark.len()..];
+        let n = rest.split('/').next()?.parse().ok()?;
+        Some((&at[..found], n))
+    })
 }
 
 /// One stay of a run in memory.
@@ -59,8 +79,8 @@ pub(crate) struct Stay {
 }
 
 impl Stay {
-    pub(crate) fn take(&self, at: String, got: Got) {
-        lock(&self.taken).push(Taken { at, got });
+    pub(crate) fn take(&self, taken: Taken) {
+        lock(&self.taken).push(taken);
     }
 
     /// How much it has taken.
@@ -75,21 +95,18 @@ impl Stay {
     pub(crate) fn kept(&self) -> usize {
         self.kept.load(Ordering::Relaxed)
     }
-
-    /// A number that depends on everything that was taken, in order.
-    pub(crate) fn digest(&self) -> u64 {
-        digest(&lock(&self.taken))
-    }
 }
 
-/// A number that depends on all of these, in order.
+/// A number that depends on another one and on this.
+pub(crate) fn fold(before: u64, taken: &Taken) -> u64 {
+    internal::hash(before, format!("{taken:?}").as_bytes())
+}
+
+/// A number that depends on all of these, in order, but for what was taken inside of loops: only the state
+/// in the end counts of those, since a replay jumps over iterations.
 pub(crate) fn digest(taken: &[Taken]) -> u64 {
-    let mut digest = 0;
-    for taken in taken {
-        let text = format!("{taken:?}");
-        digest = internal::hash(digest, text.as_bytes());
-    }
-    digest
+    let outside = taken.iter().filter(|taken| taken.iterations().next().is_none());
+    outside.fold(0, fold)
 }
 
 /// A step of a generation of a run.
@@ -125,6 +142,9 @@ pub(crate) struct Book {
     pub(crate) stays: Vec<Arc<Stay>>,
     /// The last stay of a generation of a run that has started a body.
     moved_on: BTreeMap<(RunId, u32), usize>,
+    /// The last attempt at a step that has begun, for each attempt at its run. The attempts before
+    /// it are in the history for good.
+    attempts: BTreeMap<(Place, u32), u32>,
     /// The values that bodies have given.
     pub(crate) given: BTreeMap<Place, Vec<u64>>,
     pub(crate) bodies: u64,
@@ -153,6 +173,9 @@ impl Told {
         }
     }
 }
+
+/// More iterations than any loop has.
+const ITERATIONS_MAX: u64 = 8;
 
 /// The book, and the store beside it.
 pub(crate) struct Ledger {
@@ -223,6 +246,9 @@ impl Ledger {
         }
         self.check_not_completed(stay, place);
         self.check_not_moved_on(stay, place, "starts");
+        if firm {
+            self.check_attempt(stay, place, attempt);
+        }
         let of = (stay.run, stay.generation);
         let mut book = self.book();
         let last = book.moved_on.entry(of).or_insert(stay.index);
@@ -269,6 +295,33 @@ impl Ledger {
             let process = &stay.process;
             let what = format!("{place} starts in {process}, and its result is in the store");
             self.violate(Promise::CompletedStepNeverRunsAgain, what);
+        }
+        for (at, n) in iterations(&place.at) {
+            let later = (n + 1..n + ITERATIONS_MAX).find(|later| {
+                let boundary = format!("{at}/~{later}");
+                history.iter().any(|put| internal::is_completed_at(put, &boundary))
+            });
+            if let Some(later) = later {
+                let process = &stay.process;
+                let what = format!(
+                    "{place} starts in {process}, and the state of iteration {later} is in the store"
+                );
+                self.violate(Promise::IterationIsNotRepeated, what);
+            }
+        }
+    }
+
+    /// A crash takes no attempt back that is recorded.
+    fn check_attempt(&self, stay: &Stay, place: &Place, attempt: u32) {
+        let mut book = self.book();
+        let of = (place.clone(), stay.attempt);
+        let last = book.attempts.entry(of).or_insert(attempt);
+        let before = std::mem::replace(last, attempt);
+        drop(book);
+        if attempt < before || attempt > before + 1 {
+            let process = &stay.process;
+            let what = format!("attempt {attempt} of {place} starts in {process} after {before}");
+            self.violate(Promise::RetriesGoOn, what);
         }
     }
 

@@ -4,11 +4,23 @@ use std::time::Duration;
 
 use everstep::testing::simulation::Rng;
 
-use super::program::{Body, End, Op, Program, StepOp};
+use super::program::{Body, End, How, Op, Program, StepOp};
 
 /// The kinds of operations, each with how often it is drawn against the others.
-const KINDS: [(Kind, u64); 5] =
-    [(Kind::Step, 10), (Kind::Sleep, 4), (Kind::Listen, 3), (Kind::Send, 3), (Kind::Join, 3)];
+const KINDS: [(Kind, u64); 12] = [
+    (Kind::Step, 10),
+    (Kind::Sleep, 4),
+    (Kind::Listen, 3),
+    (Kind::Send, 3),
+    (Kind::Join, 3),
+    (Kind::PlainJoin, 2),
+    (Kind::Unordered, 2),
+    (Kind::Select, 2),
+    (Kind::Map, 2),
+    (Kind::Race, 2),
+    (Kind::Attempt, 1),
+    (Kind::Repeat, 2),
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -17,6 +29,19 @@ enum Kind {
     Listen,
     Send,
     Join,
+    PlainJoin,
+    Unordered,
+    Select,
+    Map,
+    Race,
+    Attempt,
+    Repeat,
+}
+
+impl Kind {
+    fn has_parts(self) -> bool {
+        !matches!(self, Kind::Step | Kind::Sleep | Kind::Listen | Kind::Send)
+    }
 }
 
 /// How many channels a run listens to.
@@ -24,6 +49,9 @@ pub(crate) const CHANNELS: u64 = 3;
 
 /// How deep programs are.
 const DEPTH_MAX: usize = 3;
+
+/// After so many operations of a program none with parts is drawn.
+const OPS_MAX: u32 = 20;
 
 /// Draws the programs of a life.
 pub(crate) struct Draw<'a> {
@@ -39,7 +67,11 @@ pub(crate) struct Draw<'a> {
 impl<'a> Draw<'a> {
     pub(crate) fn new(rng: &'a mut Rng, programs: usize, lease: Duration) -> Draw<'a> {
         let mut kinds: Vec<_> = KINDS.to_vec();
-        kinds.retain(|(kind, _)| *kind == Kind::Step || rng.below(4) > 0);
+        kinds.retain(|(kind, _)| match kind {
+            Kind::Step => true,
+            kind if kind.has_parts() => rng.below(2) > 0,
+            _ => rng.below(4) > 0,
+        });
         Draw { rng, kinds, programs, lease, next_id: 0 }
     }
 
@@ -73,7 +105,7 @@ impl<'a> Draw<'a> {
         let id = self.next_id;
         match kind {
             Kind::Step => self.step(id),
-            Kind::Join if depth >= DEPTH_MAX => self.step(id),
+            kind if kind.has_parts() && (depth >= DEPTH_MAX || id > OPS_MAX) => self.step(id),
             Kind::Sleep => Op::Sleep { id, lasts: self.time(self.lease * 4) },
             Kind::Listen => Op::Listen {
                 id,
@@ -88,7 +120,32 @@ impl<'a> Draw<'a> {
                 to: self.rng.below(self.programs as u64) as usize,
                 channel: self.channel(),
             },
-            Kind::Join => Op::Join { id, branches: self.parts(depth) },
+            Kind::Join => self.parts(id, How::Join, depth),
+            Kind::PlainJoin => self.parts(id, How::PlainJoin, depth),
+            Kind::Unordered => self.parts(id, How::Unordered, depth),
+            Kind::Select => self.parts(id, How::Select, depth),
+            Kind::Map => {
+                let concurrency = 1 + self.rng.below(3) as usize;
+                self.parts(id, How::Map { concurrency }, depth)
+            }
+            Kind::Race => {
+                let first_fails = self.rng.below(3) == 0;
+                self.parts(id, How::Race { first_fails }, depth)
+            }
+            Kind::Attempt => {
+                let fails = self.rng.below(2) == 0;
+                Op::Parts { id, how: How::Attempt { fails }, parts: vec![self.part(depth)] }
+            }
+            Kind::Repeat => {
+                let mut few = || 1 + self.rng.below(4);
+                let how = How::Repeat {
+                    times: few(),
+                    commit_every: few(),
+                    history_every: few(),
+                    history_keep: few(),
+                };
+                Op::Parts { id, how, parts: vec![self.part(depth)] }
+            }
         }
     }
 
@@ -96,13 +153,14 @@ impl<'a> Draw<'a> {
         self.rng.below(CHANNELS) as u32
     }
 
-    fn parts(&mut self, depth: usize) -> Vec<Vec<Op>> {
-        let parts = 2 + self.rng.below(2) as usize;
-        let mut part = || {
-            let length = 1 + self.rng.below(3) as usize;
-            self.ops(length, depth + 1)
-        };
-        (0..parts).map(|_| part()).collect()
+    fn parts(&mut self, id: u32, how: How, depth: usize) -> Op {
+        let parts = 2 + self.rng.below(2);
+        Op::Parts { id, how, parts: (0..parts).map(|_| self.part(depth)).collect() }
+    }
+
+    fn part(&mut self, depth: usize) -> Vec<Op> {
+        let length = 1 + self.rng.below(3) as usize;
+        self.ops(length, depth + 1)
     }
 
     fn step(&mut self, id: u32) -> Op {
@@ -118,6 +176,11 @@ impl<'a> Draw<'a> {
         let ephemeral = rng.below(6) == 0;
         let delay = Duration::from_millis(1 + rng.below(2_000));
         let rollback = !ephemeral && rng.below(4) == 0;
+        let timeout = match rng.below(6) {
+            0 => Some(Duration::from_millis(1) + self.time(self.lease)),
+            _ => None,
+        };
+        let retry_on_timeout = timeout.is_some() && self.rng.below(2) == 0;
         Op::Step(StepOp {
             id,
             body,
@@ -126,6 +189,8 @@ impl<'a> Draw<'a> {
             fails,
             attempts,
             delay,
+            timeout,
+            retry_on_timeout,
             rollback,
         })
     }

@@ -1,6 +1,8 @@
 //! The workflow that performs programs.
 
-use std::sync::Arc;
+mod parts;
+
+use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use everstep::{Outcome, prelude::*};
 use futures_util::future::LocalBoxFuture;
@@ -11,7 +13,7 @@ use super::{
     key,
     program::{Body, End, Op, Program, StepOp},
 };
-use crate::oracle::ledger::{Got, Ledger, Stay};
+use crate::oracle::ledger::{Got, Ledger, Stay, Taken, fold};
 
 /// The code of a process: what it knows besides its input.
 pub(crate) struct Code {
@@ -27,10 +29,10 @@ pub(crate) async fn perform(code: Arc<Code>, ctx: Ctx, order: Order) -> Result<u
     let program = program.ok_or_else(|| Error::fatal("there is no such program"))?;
     let stay =
         code.ledger.stay_begins(ctx.run_id(), ctx.generation(), ctx.run_attempt(), &code.process);
-    let stage = Stage { code: &code, order, stay, ctx, at: String::new() };
+    let stage = Stage { code: &code, order, stay, ctx, at: String::new(), fold: Rc::default() };
     stage.ops(&program.ops).await?;
     match program.end {
-        End::Completes => Ok(stage.stay.digest()),
+        End::Completes => Ok(stage.fold.get()),
         End::Fails => Err(Error::fatal("as its program says")),
     }
 }
@@ -43,6 +45,9 @@ struct Stage<'a> {
     ctx: Ctx,
     /// The names of the operations that this is inside of.
     at: String,
+    /// A number that depends on everything that was taken, in order: by the run outside of its loops, or
+    /// by this iteration of one.
+    fold: Rc<Cell<u64>>,
 }
 
 impl<'a> Stage<'a> {
@@ -53,6 +58,7 @@ impl<'a> Stage<'a> {
             stay: self.stay.clone(),
             ctx,
             at: format!("{}{name}/", self.at),
+            fold: self.fold.clone(),
         }
     }
 
@@ -65,8 +71,16 @@ impl<'a> Stage<'a> {
         })
     }
 
+    /// Something that the rest of the program depends on.
     fn take(&self, name: &str, got: Got) {
-        self.stay.take(format!("{}{name}", self.at), got);
+        let taken = Taken { at: format!("{}{name}", self.at), got };
+        self.fold.set(fold(self.fold.get(), &taken));
+        self.stay.take(taken);
+    }
+
+    /// Something that is written down, and that nothing depends on.
+    fn note(&self, name: &str, got: Got) {
+        self.stay.take(Taken { at: format!("{}{name}", self.at), got });
     }
 
     async fn op(&self, op: &Op) -> Result<()> {
@@ -101,17 +115,9 @@ impl<'a> Stage<'a> {
                 self.take(&format!("send-{id}"), got);
                 Ok(())
             }
-            Op::Join { id, branches } => {
-                let name = format!("join-{id}");
-                let at = &name;
-                let branches = branches.iter().enumerate().map(|(number, ops)| {
-                    let branch_name = format!("part-{number}");
-                    let path = format!("{at}/{branch_name}");
-                    branch(branch_name, async move |ctx| self.inside(&path, ctx).ops(ops).await)
-                });
-                self.ctx.join(&name, branches.collect::<Vec<_>>()).await?;
-                self.take(&name, Got::Time);
-                Ok(())
+            Op::Parts { id, how, parts } => {
+                let name = format!("{}-{id}", how.name());
+                self.parts(&name, *how, parts).await
             }
         }
     }
@@ -142,6 +148,12 @@ impl<'a> Stage<'a> {
             Body::Spawned => ctx.spawn(&name, move |step| bodies::run_spawned(made.clone(), step)),
         };
         call = call.retry(Retry::fixed(op.attempts, op.delay));
+        if let Some(timeout) = op.timeout {
+            call = call.timeout(timeout);
+        }
+        if op.retry_on_timeout {
+            call = call.retry_on_timeout();
+        }
         if op.ephemeral {
             call = call.ephemeral();
         }

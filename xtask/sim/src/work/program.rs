@@ -2,8 +2,10 @@
 
 use std::{fmt, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 /// What a run does, from start to end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Program {
     /// The version of the workflow that its run is started with.
     pub(crate) version: u32,
@@ -12,14 +14,14 @@ pub(crate) struct Program {
 }
 
 /// How a program ends by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum End {
     Completes,
     Fails,
 }
 
 /// One operation. Its `id` is its own in the whole program, and names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Op {
     Step(StepOp),
     Sleep {
@@ -38,14 +40,60 @@ pub(crate) enum Op {
         to: usize,
         channel: u32,
     },
-    Join {
+    /// Performs parts.
+    Parts {
         id: u32,
-        branches: Vec<Vec<Op>>,
+        how: How,
+        parts: Vec<Vec<Op>>,
     },
 }
 
+/// How the parts of an operation are performed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum How {
+    /// `ctx.join` of branches.
+    Join,
+    /// `join` or `join_all` of plain futures.
+    PlainJoin,
+    /// A `FuturesUnordered` of plain futures.
+    Unordered,
+    /// `select!` of plain futures: the first that ends wins, the others are dropped.
+    Select,
+    /// `ctx.map` over the parts, so many at a time.
+    Map { concurrency: usize },
+    /// `ctx.race` of branches; the first one may fail at its end.
+    Race { first_fails: bool },
+    /// `ctx.attempt` of the only part, which may fail at its end.
+    Attempt { fails: bool },
+    /// `ctx.repeat` of the only part.
+    Repeat { times: u64, commit_every: u64, history_every: u64, history_keep: u64 },
+}
+
+impl How {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            How::Join => "join",
+            How::PlainJoin => "plain-join",
+            How::Unordered => "unordered",
+            How::Select => "select",
+            How::Map { .. } => "map",
+            How::Race { .. } => "race",
+            How::Attempt { .. } => "attempt",
+            How::Repeat { .. } => "repeat",
+        }
+    }
+
+    /// How often the parts are performed.
+    fn times(self) -> u64 {
+        match self {
+            How::Repeat { times, .. } => times,
+            _ => 1,
+        }
+    }
+}
+
 /// A step and its body.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StepOp {
     pub(crate) id: u32,
     pub(crate) body: Body,
@@ -59,11 +107,14 @@ pub(crate) struct StepOp {
     pub(crate) attempts: u32,
     /// How long it waits between two.
     pub(crate) delay: Duration,
+    /// How long an attempt may take; final, or a failed attempt like any other.
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) retry_on_timeout: bool,
     pub(crate) rollback: bool,
 }
 
 /// Where a body runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Body {
     /// On the engine thread, as a future.
     Async,
@@ -83,7 +134,7 @@ impl Program {
 
     /// How long it can take by itself, if no process fails.
     pub(crate) fn lasts_at_most(&self) -> Duration {
-        self.all().into_iter().map(Op::lasts_at_most).sum()
+        self.ops.iter().map(Op::lasts_at_most).sum()
     }
 }
 
@@ -99,17 +150,21 @@ impl Op {
     fn parts(&self) -> &[Vec<Op>] {
         match self {
             Op::Step(_) | Op::Sleep { .. } | Op::Listen { .. } | Op::Send { .. } => &[],
-            Op::Join { branches, .. } => branches,
+            Op::Parts { parts, .. } => parts,
         }
     }
 
-    /// How long it can take by itself, without its parts.
+    /// How long it can take by itself, with its parts.
     fn lasts_at_most(&self) -> Duration {
         match self {
             Op::Step(step) => (step.lasts + step.delay) * step.attempts,
             Op::Sleep { lasts, .. } => *lasts,
             Op::Listen { timeout, .. } => timeout.unwrap_or_default(),
-            Op::Send { .. } | Op::Join { .. } => Duration::ZERO,
+            Op::Send { .. } => Duration::ZERO,
+            Op::Parts { how, parts, .. } => {
+                let once: Duration = parts.iter().flatten().map(Op::lasts_at_most).sum();
+                once * how.times() as u32
+            }
         }
     }
 }
@@ -146,7 +201,7 @@ impl fmt::Display for Op {
             Op::Send { id, to, channel } => {
                 write!(f, "send-{id} to program {to}, channel-{channel}")
             }
-            Op::Join { id, .. } => write!(f, "join-{id}"),
+            Op::Parts { id, how, .. } => write!(f, "{}-{id} {how:?}", how.name()),
         }
     }
 }
@@ -157,6 +212,12 @@ impl fmt::Display for StepOp {
         if self.fails > 0 {
             let (fails, attempts) = (self.fails, self.attempts);
             write!(f, ", fails {fails} of {attempts}, {:?} apart", self.delay)?;
+        }
+        if let Some(timeout) = self.timeout {
+            write!(f, ", timeout {timeout:?}")?;
+        }
+        if self.retry_on_timeout {
+            write!(f, ", retry on timeout")?;
         }
         if self.ephemeral {
             write!(f, ", ephemeral")?;

@@ -215,7 +215,9 @@ impl Engines {
                 return self.ledger.violate(Promise::EnginesLive, what);
             }
         }
-        if self.expects_nothing.load(Ordering::Relaxed) {
+        // A thread that was stalled before the calm may have to let go of runs that others have ended.
+        let is_settled = self.plan.sky.is_settled(simulation::time());
+        if self.expects_nothing.load(Ordering::Relaxed) && is_settled {
             let census = simulation::block_on(engine.census());
             if (census.moving, census.hot) != (0, 0) {
                 let what = format!("engine-{number} has {census:?} after the end of all runs");
@@ -223,7 +225,6 @@ impl Engines {
             }
         }
         note(|| "the engine shuts down".to_owned());
-        let is_settled = self.plan.sky.is_settled(simulation::time());
         simulation::block_on(engine.shutdown());
         note(|| "the engine has shut down".to_owned());
         if is_settled {
