@@ -63,6 +63,9 @@ impl Core {
         let mut woken = Vec::new();
         for key in rows.iter().filter_map(|row| row.wait.as_deref()) {
             let id = st.history.get(key).and_then(|slot| slot.op);
+            if let Some(id) = id {
+                st.take_timeout_back(id);
+            }
             let waits = |id: &OpId| {
                 let phase = st.ops.get(*id).map(|op| op.phase);
                 matches!(phase, Some(Phase::Awaiting { .. }))
@@ -96,6 +99,24 @@ impl Core {
 }
 
 impl State {
+    /// Whether the next commit registers the wait of this operation.
+    pub(super) fn is_to_be_registered(&self, id: OpId) -> bool {
+        let key = self.ops.get(id).map(|op| &op.key);
+        key.is_some_and(|key| self.effects.iter().any(|effect| registers(effect, key)))
+    }
+
+    /// The time of this operation has run out, and no commit says so yet: it waits on, since what it
+    /// waits for is there.
+    fn take_timeout_back(&mut self, id: OpId) {
+        let before = self.timeouts.len();
+        self.timeouts.retain(|other| *other != id);
+        if self.timeouts.len() < before
+            && let Some(op) = self.ops.get_mut(id)
+        {
+            op.phase = Phase::Awaiting { wake_at: None };
+        }
+    }
+
     /// An operation is dropped. If it is registered and has not ended, that is taken back.
     pub(super) fn abandon(&mut self, key: &Key) {
         let Some(slot) = self.history.get_mut(key) else {
@@ -117,6 +138,18 @@ impl State {
         }
         self.effects.push(Effect::Abandon { kind, key: key.to_vec() });
     }
+}
+
+/// Whether an effect registers the wait of the operation at this key.
+fn registers(effect: &Effect, key: &Key) -> bool {
+    let of = match effect {
+        Effect::Subscribe(subscription) => &subscription.key,
+        Effect::AwaitDeferred(wait) => &wait.key,
+        Effect::StartChild(start) => &start.key,
+        Effect::Watch { key, .. } | Effect::Enqueue { key, .. } => key,
+        _ => return false,
+    };
+    of[..] == key[..]
 }
 
 /// Whether an effect does nothing but for the operation at this key to wait.
