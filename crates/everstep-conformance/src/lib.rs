@@ -13,6 +13,9 @@
 //! everstep_conformance::compare(&MemoryStore::new(), &MemoryStore::new(), 1);
 //! ```
 //!
+//! Such a store is least work over [`everstep::store::rows`]: it implements reads and writes of rows, and
+//! the library applies batches over them. The test `own_store` of this crate is an example.
+//!
 //! Where several processes share a store, [`OwnerAndClient`] puts two of them behind one.
 
 use std::{
@@ -2081,6 +2084,7 @@ fn movements() -> Vec<Patch> {
         park(None),
         finish(RunStatus::Completed),
         finish(RunStatus::Failed),
+        Patch::RollBack { ending: RunStatus::Failed, error: None },
     ]
 }
 

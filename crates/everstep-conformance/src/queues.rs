@@ -418,6 +418,13 @@ fn the_end_of_a_run_removes_its_waits_and_answers(world: &World) {
         ..commit(id)
     });
     assert!(world.claim_payloads(4, 2, 9).is_empty());
+    // Two of its operations wait for the same item, and nobody else does.
+    let id = world.running();
+    let keyed = || NewItem { dedupe: Some("k".to_owned()), ..new(4) };
+    let effects = vec![wait_for(keyed(), "a"), wait_for(keyed(), "b")];
+    world.accept(Commit { effects, ..commit(id) });
+    world.accept(Commit { patch: finish(RunStatus::Failed), ..commit(id) });
+    assert!(world.claim_payloads(5, 3, 9).is_empty(), "it went with its waits");
 }
 
 fn two_waits_for_one_item_are_both_told(world: &World) {

@@ -142,6 +142,15 @@ impl Write {
             _ => None,
         }
     }
+
+    /// What a body gives out, if it is that.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn as_emission(&self) -> Option<&Emission> {
+        match self {
+            Write::Emit(emission) => Some(emission),
+            _ => None,
+        }
+    }
 }
 
 /// A run whose home is another pool from now on. Anybody may say so.

@@ -257,6 +257,15 @@ impl Engine {
         census
     }
 
+    /// Where a run is in the memory of this engine, in words for people: for a test that has found a run
+    /// which stands still. The words may change at any time.
+    #[cfg(feature = "testing")]
+    pub async fn whereabouts(&self, run: RunId) -> String {
+        let (answer, told) = oneshot::channel();
+        self.shared.mailbox_of(run).push(Event::Whereabouts(run, answer));
+        told.await.unwrap_or_else(|_| "its engine thread has ended".to_owned())
+    }
+
     /// The runs and steps that block an engine thread at this moment, for longer than
     /// [`blocked_after`](Settings::blocked_after); without a step where it is the workflow's own code.
     pub fn blocked(&self) -> Vec<(RunId, Option<String>)> {

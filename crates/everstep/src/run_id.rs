@@ -91,13 +91,13 @@ impl RunId {
     }
 
     /// The least number of an id that is made at this instant or later.
-    pub(crate) fn first_no(at: Timestamp) -> RunNo {
+    pub fn first_no(at: Timestamp) -> RunNo {
         let ms = at.as_millis().clamp(0, (1 << MS_BITS) - 1);
         RunNo(ms << COUNTER_BITS)
     }
 
     /// When the id of the run with this number was made.
-    pub(crate) fn started_at(run: RunNo) -> Timestamp {
+    pub fn started_at(run: RunNo) -> Timestamp {
         Timestamp::from_millis(run.0 >> COUNTER_BITS)
     }
 

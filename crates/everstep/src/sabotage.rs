@@ -31,4 +31,35 @@ pub enum Sabotage {
     ForeignEpoch,
     /// The latest time that any clock has shown counts for ever, though the clock was set back.
     BelieveClock,
+    /// Shards are taken from a runner whose lease was over when it was read, though it may have been
+    /// prolonged since.
+    NoSecondLook,
+    /// A run is taken in as it was read, though its shard has moved since.
+    StaleRead,
+    /// A run is parked although a message has come that its owner has not seen.
+    ParkUnseen,
+    /// A wait runs out although a message has come that its owner has not seen.
+    TimeOutUnseen,
+    /// The committer is notified before there is a write for it.
+    NotifyBefore,
+    /// What an operation has registered stays when the code goes on without it.
+    LostAbandon,
+    /// A batch whose outcome is not known is sent again.
+    ResendUnknown,
+    /// A commit whose outcome is not known is taken for one that was made.
+    UnknownIsDone,
+    /// A run that is read begins its steps with their first attempt.
+    ForgetAttempts,
+    /// A message is removed from the inbox with the next commit, taken or not.
+    ConsumeEarly,
+    /// Bodies go on after the end of the lease.
+    BodiesGoOn,
+    /// The result of a body has its number when it arrives, not when the code takes it.
+    NumberOnArrival,
+    /// The runs that were in the memory of another owner are not taken up with its shards.
+    OrphanRuns,
+    /// Shards are given back while runs of them are in memory.
+    ReleaseBusy,
+    /// A run that was claimed under a lease which is over is taken in under the next one.
+    ClaimLost,
 }

@@ -38,6 +38,7 @@ mod operators;
 mod overview;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
+pub mod rows;
 pub(crate) mod rules;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod sql;

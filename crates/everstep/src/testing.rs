@@ -17,6 +17,8 @@
 
 use crate::engine::{Engine, EngineBuilder};
 
+#[doc(hidden)]
+pub mod around;
 mod audit;
 mod choice;
 mod chosen;

@@ -65,7 +65,7 @@ impl Secret {
     }
 
     /// A secret for a store that lives no longer than its process.
-    pub(crate) fn of_this_process() -> Secret {
+    pub fn of_this_process() -> Secret {
         let mut bytes = [0; 32];
         for part in bytes.chunks_mut(8) {
             part.copy_from_slice(&crate::seam::random().to_le_bytes());

@@ -152,7 +152,7 @@ async fn run_engine(given: &Given) -> Result<(), Problem> {
     let client = engine.client();
     tokio::select! {
         done = follow_orders(given, &client) => done,
-        done = report(&engine, store.as_deref(), &given.bodies) => done,
+        done = report(&engine, store.as_deref(), given) => done,
     }
 }
 
@@ -203,9 +203,10 @@ const REPORT_EVERY: Duration = Duration::from_millis(50);
 async fn report(
     engine: &Engine,
     store: Option<&PostgresStore>,
-    bodies: &Bodies,
+    given: &Given,
 ) -> Result<(), Problem> {
-    let mut before = [0; COUNTED.len()];
+    let Given { bodies, orders, .. } = given;
+    let (mut before, mut asked) = ([0; COUNTED.len()], String::new());
     loop {
         tokio::time::sleep(REPORT_EVERY).await;
         let counters = engine.counters();
@@ -220,6 +221,15 @@ async fn report(
                 bodies.note(&format!("counted\t{name}\t{}", now - *before))?;
                 *before = now;
             }
+        }
+        let stuck = orders.stuck();
+        if stuck != asked {
+            for run in stuck.lines().filter_map(|run| run.parse().ok()) {
+                let process = std::process::id();
+                bodies
+                    .note(&format!("where\t{run}\t{process}: {}", engine.whereabouts(run).await))?;
+            }
+            asked = stuck;
         }
         if let Some(error) = engine.stopped() {
             bodies.note(&format!("stopped-engine\t{error:?}"))?;

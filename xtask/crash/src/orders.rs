@@ -108,6 +108,19 @@ impl Orders {
         self.replace(&self.starts_file(process), &in_all.to_string())
     }
 
+    fn stuck_file(&self) -> PathBuf {
+        self.0.join("stuck")
+    }
+
+    /// The runs that stand still: each process is to say where they are in its memory.
+    pub(crate) fn stuck(&self) -> String {
+        fs::read_to_string(self.stuck_file()).unwrap_or_default()
+    }
+
+    pub(crate) fn ask_where(&self, runs: &str) -> io::Result<()> {
+        self.replace(&self.stuck_file(), runs)
+    }
+
     /// Writes a file whole: a child may read at any moment.
     fn replace(&self, file: &Path, text: &str) -> io::Result<()> {
         let fresh = file.with_extension("new");

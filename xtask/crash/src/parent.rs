@@ -40,6 +40,9 @@ const STUCK_AFTER: Duration = LEASE.saturating_mul(60);
 /// However much is achieved, it must come to an end.
 const FINISH_LIMIT: Duration = Duration::from_secs(1_800);
 
+/// How long engines are given to say where a run is.
+const WHERE_LIMIT: Duration = Duration::from_secs(2);
+
 /// How long a kill waits for a body that it strikes in the middle. There may be none: a process that
 /// has just started has no runs yet.
 const BODY_LIMIT: Duration = Duration::from_secs(10);
@@ -328,6 +331,7 @@ impl Test<'_> {
     async fn explain_unfinished(&mut self, client: &Client) -> Result<u64, Problem> {
         for status in unfinished() {
             for info in client.list().status(status).limit(10).await?.runs {
+                self.say_where(info.id).await?;
                 let waiting = info.waiting.unwrap_or_default();
                 let (run, of) = (info.id, info.workflow);
                 let what = format!("run {run} of `{of}` has not finished: {status}: {waiting}");
@@ -335,6 +339,18 @@ impl Test<'_> {
             }
         }
         Ok(not_finished(client).await?)
+    }
+
+    /// Prints where a run that stands still is in the memory of each engine.
+    async fn say_where(&mut self, run: RunId) -> Result<(), Problem> {
+        Orders::open(&self.directory)?.ask_where(&run.to_string())?;
+        tokio::time::sleep(WHERE_LIMIT).await;
+        self.read_ledger()?;
+        let (answers, of) = (self.ledger.notes("where"), run.to_string());
+        for answer in answers.iter().filter(|fields| fields.first() == Some(&of)) {
+            eprintln!("run {of} in process {}", answer[1..].join(" "));
+        }
+        Ok(())
     }
 
     /// The part of the line that the bodies have written, and what it says of the store.

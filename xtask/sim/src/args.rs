@@ -1,6 +1,6 @@
 //! The arguments of the command.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use everstep::Sabotage;
 
@@ -15,7 +15,10 @@ Usage: cargo xtask sim [OPTIONS]
   --seeds N        live so many lives (1000 if nothing else is said)
   --minutes M      live for so long instead
   --from N         begin with this seed (0)
-  --seed N         live one life, and print its plan, its trace and the verdict
+  --seed N         live one life, and print its plan, its trace and the verdict; if a promise was broken,
+                   also a smaller life that breaks it
+  --plan FILE      live the life of a plan, as it was printed for a smaller life
+  --no-shrink      make no life smaller
   --break NAME     break a promise on purpose: how many seeds it takes to be found, of 2000;
                    `all` for one after another, `help` for their names; with `--seed`, show one life
   --workers N      so many worker processes, each pinned to a core (as many as there are cores)
@@ -32,6 +35,8 @@ pub(crate) struct Args {
     pub(crate) json: bool,
     /// What is broken in the one life that is shown.
     pub(crate) sabotage: Option<Sabotage>,
+    /// A life that has broken a promise is made smaller.
+    pub(crate) shrinks: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -39,6 +44,8 @@ pub(crate) enum Task {
     Help,
     ListBreaks,
     One(u64),
+    /// The life of the plan in this file.
+    Plan(PathBuf),
     Many,
     Break(Vec<Break>),
     /// One of the processes of a fleet.
@@ -67,6 +74,7 @@ impl Args {
             match flag.as_str() {
                 "--help" | "-h" => args.task = Task::Help,
                 "--json" => args.json = true,
+                "--no-shrink" => args.shrinks = false,
                 "--seeds" => amount = Some(Amount::Seeds(number(value()?)?)),
                 "--minutes" => {
                     let minutes: f64 = number(value()?)?;
@@ -75,7 +83,8 @@ impl Args {
                     amount = Some(Amount::Time(time.map_err(|error| error.to_string())?));
                 }
                 "--from" => args.from = number(value()?)?,
-                "--seed" => one = Some(number(value()?)?),
+                "--seed" => one = Some(Task::One(number(value()?)?)),
+                "--plan" => one = Some(Task::Plan(value()?.into())),
                 "--workers" => args.workers = number::<usize>(value()?)?.max(1),
                 "--break" => broken = Some(value()?.clone()),
                 unknown => return Err(format!("`{unknown}` is no option")),
@@ -92,11 +101,11 @@ impl Args {
         if let Some(amount) = amount {
             args.amount = amount;
         }
-        if let Some(seed) = one {
+        if let Some(one) = one {
             if let Task::Break(broken) = &args.task {
                 args.sabotage = broken.first().map(|it| it.sabotage);
             }
-            args.task = Task::One(seed);
+            args.task = one;
         }
         Ok(args)
     }
@@ -109,6 +118,7 @@ impl Args {
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             json: false,
             sabotage: None,
+            shrinks: true,
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Break {
     what: &'static str,
 }
 
-pub(crate) const ALL: [Break; 11] = [
+pub(crate) const ALL: [Break; 26] = [
     new("no-barrier", Sabotage::NoBarrier, "bodies start before what they build on is durable"),
     new(
         "barrier-at-making",
@@ -59,6 +59,73 @@ pub(crate) const ALL: [Break; 11] = [
         "believe-clock",
         Sabotage::BelieveClock,
         "the latest time that any clock has shown counts for ever",
+    ),
+    new(
+        "no-second-look",
+        Sabotage::NoSecondLook,
+        "shards are taken from a runner whose lease was over when it was read",
+    ),
+    new(
+        "stale-read",
+        Sabotage::StaleRead,
+        "a run is taken in as it was read, though its shard has moved since",
+    ),
+    new("park-unseen", Sabotage::ParkUnseen, "a run is parked although an unseen message has come"),
+    new(
+        "time-out-unseen",
+        Sabotage::TimeOutUnseen,
+        "a wait runs out although an unseen message has come",
+    ),
+    new(
+        "notify-before",
+        Sabotage::NotifyBefore,
+        "the committer is notified before there is a write for it",
+    ),
+    new(
+        "lost-abandon",
+        Sabotage::LostAbandon,
+        "what an operation has registered stays when the code goes on without it",
+    ),
+    new(
+        "resend-unknown",
+        Sabotage::ResendUnknown,
+        "a batch whose outcome is not known is sent again",
+    ),
+    new(
+        "unknown-is-done",
+        Sabotage::UnknownIsDone,
+        "a commit whose outcome is not known is taken for made",
+    ),
+    new(
+        "forget-attempts",
+        Sabotage::ForgetAttempts,
+        "a run that is read begins its steps with their first attempt",
+    ),
+    new(
+        "consume-early",
+        Sabotage::ConsumeEarly,
+        "a message is removed with the next commit, taken or not",
+    ),
+    new("bodies-go-on", Sabotage::BodiesGoOn, "bodies go on after the end of the lease"),
+    new(
+        "number-on-arrival",
+        Sabotage::NumberOnArrival,
+        "the result of a body has its number when it arrives",
+    ),
+    new(
+        "orphan-runs",
+        Sabotage::OrphanRuns,
+        "runs in the memory of another owner are not taken up with its shards",
+    ),
+    new(
+        "release-busy",
+        Sabotage::ReleaseBusy,
+        "shards are given back while runs of them are in memory",
+    ),
+    new(
+        "claim-lost",
+        Sabotage::ClaimLost,
+        "a run that was claimed under a lease which is over is taken in under the next",
     ),
 ];
 

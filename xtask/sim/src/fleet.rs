@@ -21,6 +21,7 @@ use crate::{
     life::{self, Options},
     oracle::{Promise, Violation},
     plan::Plan,
+    shrink,
     summary::Summary,
 };
 
@@ -134,8 +135,16 @@ pub(crate) fn work(share: &Share) {
     let mut seed = share.from;
     while seed < share.end && share.time.is_none_or(|time| begun.elapsed() < time) {
         say(&Line::Begins(seed));
-        let options = Options { is_traced: false, sabotage: share.broken.map(|it| it.sabotage) };
-        let verdict = life::live(Plan::draw(seed), options);
+        let options =
+            Options { sabotage: share.broken.map(|it| it.sabotage), ..Options::default() };
+        let mut verdict = life::live(Plan::draw(seed), options);
+        if share.broken.is_some() && !verdict.violations.is_empty() {
+            // What the same life breaks by itself does not show the break.
+            let whole = life::live(Plan::draw(seed), Options::default());
+            let is_known =
+                |it: &Violation| whole.violations.iter().any(|w| w.promise == it.promise);
+            verdict.violations.retain(|violation| !is_known(violation));
+        }
         say(&Line::Ended(Box::new(Life {
             seed,
             summary: verdict.summary,
@@ -226,8 +235,12 @@ pub(crate) fn live(args: &Args) -> bool {
     let begun = Instant::now();
     let mut all = Summary::new();
     let mut shown = 0;
+    let mut first = None;
     Fleet::start(&Share::of(args, None)).hear(|life| {
         all.add(&life.summary);
+        if let (None, Some(violation)) = (&first, life.violations.first()) {
+            first = Some((life.seed, violation.promise));
+        }
         for violation in &life.violations {
             shown += 1;
             if shown <= SHOWN_MAX {
@@ -240,6 +253,13 @@ pub(crate) fn live(args: &Args) -> bool {
         true
     });
     all.seconds = begun.elapsed().as_secs_f64();
+    // One that kills its process cannot be made smaller in this one.
+    let first = first.filter(|(_, promise)| *promise != Promise::SimulationGoesOn);
+    if let (Some((seed, promise)), true) = (first, args.shrinks) {
+        pin_to_core(0);
+        let smaller = shrink::shrink(&Plan::draw(seed), promise, Options::default());
+        eprint!("{smaller}");
+    }
     println!("{}", all.as_json());
     all.is_clean()
 }

@@ -9,7 +9,7 @@ use std::{
 use everstep::{
     Client, RunStatus, Sabotage,
     store::{Filter, LetterFilter, RunRow, Store},
-    testing::simulation::{self, Config, Report, SimThread},
+    testing::simulation::{self, Config, Report, SimThread, Trace},
 };
 
 use crate::{
@@ -38,7 +38,7 @@ pub(crate) struct Verdict {
 /// How a life is lived.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
-    pub(crate) is_traced: bool,
+    pub(crate) trace: Trace,
     pub(crate) sabotage: Option<Sabotage>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn live(plan: Plan, options: Options) -> Verdict {
         time_max: plan.sky.calm_after + plan.bound() * 2 + SHUTDOWN_MAX,
         clock_points: plan.clock_points,
         goes_on: plan.goes_on,
-        is_traced: options.is_traced,
+        trace: options.trace,
     };
     let left: Arc<Mutex<Option<Left>>> = Arc::default();
     let (of, kept) = (plan.clone(), left.clone());
@@ -128,9 +128,9 @@ impl Main {
     fn feed(&self, outside: &Outside, open: &[RunRow], round: u64) {
         for (number, program) in self.plan.programs.iter().enumerate() {
             let key = key(number);
-            if !open.iter().any(|row| row.key.as_deref() == Some(&key)) {
+            let Some(row) = open.iter().find(|row| row.key.as_deref() == Some(&key)) else {
                 continue;
-            }
+            };
             let (mut channels, mut events) = (BTreeSet::new(), BTreeSet::new());
             for op in program.all() {
                 match op {
@@ -140,6 +140,10 @@ impl Main {
                 }
             }
             for channel in channels {
+                // With a message that it has, it must go on by itself.
+                if self.has_unread(row, channel) {
+                    continue;
+                }
                 let message = format!("main:{number}-{channel}-{round}");
                 outside.send(number, channel, &message, true);
             }
@@ -154,6 +158,12 @@ impl Main {
                 outside.settle(place, token, false);
             }
         }
+    }
+
+    fn has_unread(&self, row: &RunRow, channel: u32) -> bool {
+        let inbox = self.server.data.inbox(row.id.no(), 0);
+        let name = format!("channel-{channel}");
+        inbox.expect("the store in memory never fails").iter().any(|row| row.name == name)
     }
 
     fn rows(&self) -> Vec<RunRow> {

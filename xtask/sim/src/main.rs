@@ -16,6 +16,7 @@ mod fleet;
 mod life;
 mod oracle;
 mod plan;
+mod shrink;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,9 @@ mod work;
 mod world;
 
 use args::{Args, Task};
+use everstep::testing::simulation::Trace;
+use life::Options;
+use plan::Plan;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -46,7 +50,14 @@ fn main() -> ExitCode {
             fleet::work(share);
             true
         }
-        Task::One(seed) => show(*seed, args.sabotage),
+        Task::One(seed) => show(Plan::draw(*seed), &args),
+        Task::Plan(file) => match Plan::read(file) {
+            Ok(plan) => show(plan, &args),
+            Err(problem) => {
+                eprintln!("{}: {problem}", file.display());
+                return ExitCode::from(2);
+            }
+        },
         Task::Many => fleet::live(&args),
         Task::Break(broken) => breaks::find_all(&args, broken),
     };
@@ -56,17 +67,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lives one life and prints all of it.
-fn show(seed: u64, broken: Option<everstep::Sabotage>) -> bool {
+/// Lives one life and prints all of it, and a smaller one if it has broken a promise.
+fn show(plan: Plan, args: &Args) -> bool {
     fleet::pin_to_core(0);
-    let plan = plan::Plan::draw(seed);
     print!("{plan}");
-    let options = life::Options { is_traced: true, sabotage: broken };
-    let verdict = life::live(plan, options);
+    let options = Options { trace: Trace::Steps, sabotage: args.sabotage };
+    let verdict = life::live(plan.clone(), options);
     print!("{}", verdict.report.trace);
     for violation in &verdict.violations {
-        println!("seed {seed}: {violation}");
+        println!("seed {}: {violation}", plan.seed);
     }
     println!("{}", verdict.summary.as_json());
-    verdict.violations.is_empty()
+    let Some(violation) = verdict.violations.first() else {
+        return true;
+    };
+    if args.shrinks {
+        print!("{}", shrink::shrink(&plan, violation.promise, options));
+    }
+    false
 }

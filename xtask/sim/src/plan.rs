@@ -1,10 +1,12 @@
 //! What a seed draws before a life begins: its world and its work.
 //!
-//! Everything here is plain data, so that a life can be printed and made smaller.
+//! Everything here is plain data that can be written as JSON, so that a life can be printed and made
+//! smaller ([`crate::shrink`]).
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, fs, path::Path, sync::Arc, time::Duration};
 
 use everstep::testing::simulation::{Clocks, Rng};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     work::{
@@ -19,7 +21,7 @@ use crate::{
 };
 
 /// A life, before it begins.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) kind: Kind,
@@ -33,12 +35,13 @@ pub(crate) struct Plan {
     pub(crate) clock_points: u32,
     /// At how many of a thousand points an activity goes on by itself.
     pub(crate) goes_on: u32,
+    #[serde(with = "shared")]
     pub(crate) programs: Arc<Vec<Program>>,
     pub(crate) scripts: Vec<Vec<Act>>,
 }
 
 /// A process that is started again whenever it has ended.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EnginePlan {
     pub(crate) threads: usize,
     /// Runs that wait are kept in memory.
@@ -55,13 +58,13 @@ pub(crate) struct EnginePlan {
 }
 
 /// What a client does, and how long it waits before that.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Act {
     pub(crate) after: Duration,
     pub(crate) deed: Deed,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Deed {
     /// Starts the run of a program, by its key.
     Start(usize),
@@ -119,6 +122,12 @@ impl Plan {
             programs: Arc::new(programs),
             scripts,
         }
+    }
+
+    /// A plan that was written as JSON.
+    pub(crate) fn read(file: &Path) -> Result<Plan, String> {
+        let text = fs::read_to_string(file).map_err(|error| error.to_string())?;
+        serde_json::from_str(&text).map_err(|error| error.to_string())
     }
 
     /// How long after the faults have stopped every run must have ended.
@@ -236,5 +245,27 @@ impl fmt::Display for Plan {
             }
         }
         Ok(())
+    }
+}
+
+/// Programs as JSON.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::work::program::Program;
+
+    pub(super) fn serialize<S: Serializer>(
+        programs: &Arc<Vec<Program>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        programs.as_ref().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<Vec<Program>>, D::Error> {
+        Vec::deserialize(deserializer).map(Arc::new)
     }
 }

@@ -11,11 +11,11 @@ use crate::oracle::{Promise, Violation, ending::Left};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) seeds: u64,
+    /// Threads of engines and clients.
     pub(crate) activities: u64,
-    /// How often an activity has gone on.
-    pub(crate) steps: u64,
     pub(crate) runs: u64,
-    pub(crate) bodies: u64,
+    /// How often the body of a step has started.
+    pub(crate) steps: u64,
     pub(crate) crashes: u64,
     pub(crate) stalls: u64,
     pub(crate) takeovers: u64,
@@ -44,9 +44,8 @@ impl Summary {
         let mut summary = Summary {
             seeds: 1,
             activities: report.activities as u64,
-            steps: report.steps,
             runs: ending.map_or(0, |ending| ending.runs.len() as u64),
-            bodies: left.ledger.book().bodies,
+            steps: left.ledger.book().bodies,
             crashes: report.kills,
             stalls: report.stalls,
             takeovers: left.engines.takeovers(),
@@ -66,9 +65,8 @@ impl Summary {
     pub(crate) fn add(&mut self, other: &Summary) {
         self.seeds += other.seeds;
         self.activities += other.activities;
-        self.steps += other.steps;
         self.runs += other.runs;
-        self.bodies += other.bodies;
+        self.steps += other.steps;
         self.crashes += other.crashes;
         self.stalls += other.stalls;
         self.takeovers += other.takeovers;

@@ -1,12 +1,14 @@
 //! A few lives, and what must be true of all.
 
+use everstep::testing::simulation::Trace;
+
 use crate::{
     fleet,
     life::{self, Options},
     plan::Plan,
 };
 
-const TRACED: Options = Options { is_traced: true, sabotage: None };
+const TRACED: Options = Options { trace: Trace::Steps, sabotage: None };
 
 /// Compares line by line first, to name the place where two lives part.
 #[test]

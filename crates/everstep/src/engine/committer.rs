@@ -132,6 +132,10 @@ impl CommitQueue {
         if pending.is_empty() {
             return;
         }
+        if shared.settings.breaks(Sabotage::NotifyBefore) {
+            self.list.notify();
+            seam::point("notified");
+        }
         let mut list = self.list.lock();
         if self.ended.load(Ordering::Acquire) {
             drop(list);
@@ -141,7 +145,7 @@ impl CommitQueue {
         let was_empty = list.is_empty();
         list.append(pending);
         drop(list);
-        if was_empty {
+        if was_empty && !shared.settings.breaks(Sabotage::NotifyBefore) {
             self.list.notify();
         }
     }
@@ -399,6 +403,9 @@ pub(super) fn react(
             tracing::error!(%error, "a write cannot be made");
             dispatch_error(shared, batch, senders, &Arc::new(error));
         }
+        Reaction::Reload if shared.settings.breaks(Sabotage::ResendUnknown) => {
+            return Some((batch, senders));
+        }
         Reaction::Reload => {
             tracing::warn!(%error, "the outcome of a commit is not known");
             dispatch_error(shared, batch, senders, &Arc::new(error));
@@ -451,6 +458,9 @@ fn dispatch_error(shared: &Shared, batch: Batch, senders: Vec<Sender>, error: &A
             Reply::Run { thread, slot, run } => {
                 let answer = match error.reaction() {
                     Reaction::Bisect => Answer::Rejected(error),
+                    _ if shared.settings.breaks(Sabotage::UnknownIsDone) => {
+                        Answer::Outcome(Outcome::Committed(Vec::new()), None)
+                    }
                     _ => Answer::Unknown,
                 };
                 shared.threads[thread].push(super::mailbox::Event::Acks(vec![Ack {

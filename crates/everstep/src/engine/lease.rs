@@ -339,6 +339,10 @@ pub(crate) fn balance(
     let now = leaving.beats.as_of(shared, &runners, fence.runner);
     let Seen { alive, gone, dead } =
         Seen::of(&runners, fence.runner, now, |runner| shared.store.runner_is_dead(runner));
+    let dead = match shared.settings.breaks(Sabotage::NoSecondLook) {
+        true => gone.iter().map(|runner| runner.id).collect(),
+        false => dead,
+    };
     let pools = shared.store.pools()?;
     let vacant = leaving.vacant.look(shared, &alive, &pools)?;
     shared.owned.set_pools(&pools, &vacant);
@@ -399,7 +403,9 @@ pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<(), StoreErr
         after = page.last().map(|run| run.id.no());
         let full = page.len() == PAGE;
         let runs = page.into_iter().map(|run| (run.id, run));
-        shared.tell_owners(runs, Event::Recovered);
+        if !shared.settings.breaks(Sabotage::OrphanRuns) {
+            shared.tell_owners(runs, Event::Recovered);
+        }
         if !full {
             shared.due.poke(false);
             poller::ask_about(shared, shards)?;

@@ -79,6 +79,9 @@ pub(crate) enum Event {
     Rehomed(RunNo),
     /// How many runs are in memory.
     Census(oneshot::Sender<ThreadCensus>),
+    /// Where a run is, in words.
+    #[cfg(feature = "testing")]
+    Whereabouts(crate::run_id::RunId, oneshot::Sender<String>),
     /// No body starts any more; answered when nothing is in flight.
     Drain(oneshot::Sender<()>),
     /// The shards were lost: what was read under a lease that is over is dropped, and nothing of it

@@ -32,16 +32,24 @@ pub(crate) struct Pass {
 }
 
 impl Gate {
-    /// A pass, if there is room.
-    pub(crate) fn enter(shared: &Arc<Shared>, alone: bool) -> Option<Pass> {
+    /// A pass, if there is room, together with what else its run needs to be read.
+    ///
+    /// Both are taken at once. To give back a pass because the other is missing would wake the thread that
+    /// asks, which would ask again at once, and so on until the other is there.
+    pub(crate) fn enter<P>(
+        shared: &Arc<Shared>,
+        alone: bool,
+        place: impl FnOnce() -> Option<P>,
+    ) -> Option<(Pass, P)> {
         let mut inside = shared.suspects.lock();
         let room = if alone { inside.suspects == 0 } else { inside.suspects < TOGETHER };
         if inside.alone || !room {
             return None;
         }
+        let place = place()?;
         inside.suspects += 1;
         inside.alone = alone;
-        Some(Pass { shared: shared.clone(), alone })
+        Some((Pass { shared: shared.clone(), alone }, place))
     }
 
     fn lock(&self) -> LeafGuard<'_, Inside> {

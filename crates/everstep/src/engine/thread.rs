@@ -36,6 +36,7 @@ use crate::{
     hash::FastMap,
     run::{Next, Run, RunSeed, core::Env},
     run_id::{RunId, RunIds, RunNo, ShardId},
+    sabotage::Sabotage,
     seam,
     services::Services,
     store::{DueRun, LoadedRun, RunRow, ShardSet, Store, StoreError},
@@ -49,6 +50,8 @@ mod hand_over;
 mod reconsider;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "testing")]
+mod whereabouts;
 
 /// A run in memory.
 struct Task {
@@ -384,6 +387,8 @@ impl Worker {
                 let hot_bytes = self.hot_bytes;
                 _ = answer.send(ThreadCensus { moving: self.moving, hot, hot_bytes });
             }
+            #[cfg(feature = "testing")]
+            Event::Whereabouts(run, answer) => _ = answer.send(self.whereabouts(run)),
             Event::Drain(done) => self.drain(done),
             Event::Peers => self.peers_changed(),
             Event::Unread(run) => self.look_again(run),
@@ -744,6 +749,10 @@ impl Worker {
     fn started(&mut self, new: crate::commit::NewRun, at: Timestamp, epoch: u64) {
         let id = new.id;
         let shard = self.shared.owned.home(id, &new.pool);
+        let epoch = match self.shared.settings.breaks(Sabotage::ClaimLost) {
+            true => self.shared.epoch(),
+            false => epoch,
+        };
         // A shard that was given back or lost since the start was written: its next owner finds
         // the run among those that were in somebody's memory. Two must not have it. The next owner
         // may be this process again.
@@ -925,10 +934,9 @@ impl Worker {
         // In order of their deaths, so that those that can run together come first.
         self.suspects.make_contiguous().sort_by_key(|(_, deaths)| *deaths);
         while let Some((run, deaths)) = self.suspects.front().copied() {
-            let Some(pass) = Gate::enter(&self.shared, deaths >= suspects::ALONE_AFTER) else {
-                return;
-            };
-            let Some(place) = Place::take(&self.shared) else {
+            let alone = deaths >= suspects::ALONE_AFTER;
+            let place = || Place::take(&self.shared);
+            let Some((pass, place)) = Gate::enter(&self.shared, alone, place) else {
                 return;
             };
             self.suspects.pop_front();
@@ -997,6 +1005,8 @@ impl Worker {
         };
         // By one look: a shard that comes between two was not this runner's when the run was read.
         let owned = &self.shared.owned;
+        let is_broken = self.shared.settings.breaks(Sabotage::StaleRead);
+        let era = if is_broken { owned.era() } else { era };
         let is_ours = match &loaded {
             Ok(Some(loaded)) => owned.has_in(era, loaded.row.shard),
             _ => (owned.era() == era).then_some(false),
@@ -1005,9 +1015,12 @@ impl Worker {
             // Shards have moved meanwhile, perhaps its own, to another owner and back.
             return self.read(run);
         };
-        let Some(loading) = self.loading.remove(&run) else {
+        let Some(mut loading) = self.loading.remove(&run) else {
             return;
         };
+        if is_broken {
+            loading.epoch = self.shared.epoch();
+        }
         if self.by_no.contains_key(&run) {
             return;
         }

@@ -132,32 +132,39 @@ pub(crate) struct OpState {
 /// A step whose entry is not recorded goes through the phases in this order. "The code" is the
 /// workflow function, "the driver" is [`Run`](super::Run).
 ///
-/// 1. **Make.** `ctx.step(..)` claims its location: `Ctx::claim`, [`Core::claim`]. The step is `Idle`.
-/// 2. **Activate.** The code polls the step: `StepCall::poll_step`, `RawStep::poll_ready`,
-///    [`Core::turn`] answers [`Turn::Activate`] once replay is over, [`Core::activate_step`].
-/// 3. **Want.** [`Core::want_start`] notes the revision that the body waits for: `WantStart`. If
+/// 1. **Make.** `ctx.step(..)` claims its location: `Ctx::claim` (`ctx.rs`), [`Core::claim`]. The step
+///    is `Idle`.
+/// 2. **Activate.** The code polls the step: `StepCall::poll_step`, `RawStep::poll_ready`
+///    (`ctx/step.rs`). [`Core::turn`] answers [`Turn::Activate`] once replay is over;
+///    [`Core::activate_step`] ([`bodies`]).
+/// 3. **Want.** `Core::want_body`, after the place under its limit if it has one, and
+///    [`Core::want_start`] note the revision that the body waits for: `WantStart`. If
 ///    [`Core::barrier`] is not durable yet, the step stands in line (`State::starters`).
-/// 4. **Commit.** The poll ends (`Run::drive`, `Run::settle`), and the owner asks for a commit:
-///    `Run::next_commit`, `must_flush`, `build` in `run/flush.rs`. The committer makes it durable.
-/// 5. **Ack.** `Run::committed` raises `State::durable`.
-/// 6. **Wake.** [`Core::wake_starters`] wakes the steps whose barrier is durable. They are polled
-///    before anything is offered (`State::starting`).
+/// 4. **Commit.** The poll ends (`Run::settle`, `Run::drive` in `run.rs`), and the engine thread asks
+///    for a commit: `Run::next_commit`, `moving_commit`, `must_flush`, `build` (`run/flush.rs`). The
+///    thread makes it durable itself (`commit_here`), or the committer does (`push_all`, `commit`; both
+///    in `engine/committer.rs`): `store_commit`, `Store::commit`, `store::rows::apply`.
+/// 5. **Ack.** `committed` (`engine/committer.rs`) and `dispatch` (`engine/dispatch.rs`) put the answer
+///    into the mailbox of the thread. `acked` (`engine/thread.rs`) gives it to `Run::committed`
+///    (`run/flush.rs`), which raises `State::durable`.
+/// 6. **Wake.** [`Core::wake_starters`] ([`bodies`]) wakes the steps whose barrier is durable. They are
+///    polled before anything is offered (`State::starting`).
 /// 7. **Start.** [`Core::turn`] asks the lease (`Env::may_start`) and answers [`Turn::Start`];
 ///    `RawStep::start_body`, [`Core::start_body`]: `Body`. `RawStep::poll_body` polls the body, with a
 ///    waker of its own ([`wakers::body_waker`]).
-/// 8. **Finish.** [`Core::finish_body`] records the result in the entry: `Ready`. A failed attempt
-///    that is made again is `Waiting` instead, and comes back to 3 when [`Core::fire_timers`] finds it
-///    due.
-/// 9. **Offer.** When the run is quiet, `Run::offer_next` offers one completion: [`Core::next_offer`],
-///    [`Core::make_offer`], which wakes the step. Not while a commit is in flight that bodies wait for
-///    (`State::holds_offers`).
-/// 10. **Take.** [`Core::turn`] answers [`Turn::Take`]; [`Core::take`] gives the completion its number
-///     and the code its value: `Taken`. The entry is part of the next commit, for which the next body
-///     waits as in 3. If the code does not poll the step, [`Core::withdraw_offer`] takes the offer
-///     back.
+/// 8. **Finish.** [`Core::finish_body`] ([`bodies`]) records the result in the entry: `Ready`. A failed
+///    attempt that is made again is `Waiting` instead, and comes back to 3 when [`Core::fire_timers`]
+///    ([`timers`]) finds it due.
+/// 9. **Offer.** When the run is quiet, `Run::offer_next` (`run.rs`) offers one completion:
+///    [`Core::next_offer`], [`Core::make_offer`] ([`offers`]), which wakes the step. Not while a commit
+///    is in flight that bodies wait for (`State::holds_offers`).
+/// 10. **Take.** [`Core::turn`] answers [`Turn::Take`]; [`Core::take`] ([`offers`]) gives the completion
+///     its number and the code its value: `Taken`. The entry is part of the next commit, for which the
+///     next body waits as in 3. If the code does not poll the step, [`Core::withdraw_offer`] takes the
+///     offer back.
 ///
-/// A recorded completion goes from 1 to 9: `Run::replay_next` offers it by its number. The end of a
-/// body may be taken in the poll in which it ends; [`Core::finish_body`] says when.
+/// A recorded completion goes from 1 to 9: `Run::replay_next` (`run.rs`) offers it by its number. The
+/// end of a body may be taken in the poll in which it ends; [`Core::finish_body`] says when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Made, and not active yet.
@@ -678,6 +685,35 @@ impl Core {
             Some(what) => self.refuses_in_body(|| what),
             None => false,
         }
+    }
+
+    /// What its operations do, in words for people.
+    #[cfg(feature = "testing")]
+    pub(crate) fn whereabouts(&self) -> String {
+        let st = self.state.borrow();
+        let ops = st.ops.iter().map(|(_, op)| {
+            let (polled, in_line) = (op.polled, op.in_line);
+            format!(
+                "{}: {:?}, polled: {polled}, in line: {in_line}",
+                describe(op.kind, &op.key),
+                op.phase
+            )
+        });
+        let ops: Vec<String> = ops.collect();
+        format!(
+            "{:?}, revision {}, durable {}, taken {}, draining: {}, leaving: {}, holds offers: {}, starting: {}, \
+             halted: {}, operations: [{}]",
+            st.mode,
+            st.revision,
+            st.durable,
+            st.taken,
+            st.draining,
+            st.leaving,
+            st.holds_offers,
+            st.starting,
+            st.halt.is_some(),
+            ops.join("; "),
+        )
     }
 
     /// A terminal entry that nobody has taken: the operation is ready as it is.

@@ -548,7 +548,10 @@ impl Run {
                 }
             }
         }
-        let inbox_seq = (parking || !timeouts.is_empty()).then(|| st.inbox.seen());
+        let breaks = |sabotage| self.core.env.settings.breaks(sabotage);
+        let is_checked = (parking && !breaks(Sabotage::ParkUnseen))
+            || (!timeouts.is_empty() && !breaks(Sabotage::TimeOutUnseen));
+        let inbox_seq = is_checked.then(|| st.inbox.seen());
         let mut puts = std::mem::take(&mut self.flush.unsent);
         let folded = !puts.is_empty();
         for key in std::mem::take(&mut st.dirty) {
@@ -602,6 +605,9 @@ impl Run {
         }
         if self.core.env.settings.breaks(Sabotage::DoubleConsume) {
             st.consumed.clear();
+        }
+        if self.core.env.settings.breaks(Sabotage::LostAbandon) {
+            effects.retain(|effect| !matches!(effect, Effect::Abandon { .. }));
         }
         let commit = Commit {
             run: self.core.facts.id.no(),

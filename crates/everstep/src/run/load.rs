@@ -20,6 +20,7 @@ use crate::{
     history::{Entry, EntryKind, EntryStatus, History, Key, decode_entry, encode_entry},
     location::keys,
     run::Definition,
+    sabotage::Sabotage,
     schedule,
     telemetry::trace,
     time::Timestamp,
@@ -170,6 +171,11 @@ impl Run {
                 st.entries = records.entries.len() as u64;
                 if let Some(lineage) = records.lineage.take() {
                     st.descend(lineage);
+                }
+                if env.settings.breaks(Sabotage::ForgetAttempts) {
+                    let open = records.entries.values_mut();
+                    let open = open.filter(|entry| !entry.status.is_terminal());
+                    open.for_each(|entry| entry.attempts = 0);
                 }
                 let again = records.origins.take();
                 if seed.ending.is_some() {

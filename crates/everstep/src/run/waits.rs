@@ -63,9 +63,7 @@ impl Core {
         let mut woken = Vec::new();
         for key in rows.iter().filter_map(|row| row.wait.as_deref()) {
             let id = st.history.get(key).and_then(|slot| slot.op);
-            if let Some(id) = id {
-                st.take_timeout_back(id);
-            }
+            id.into_iter().for_each(|id| st.recall_timeout(id));
             let waits = |id: &OpId| {
                 let phase = st.ops.get(*id).map(|op| op.phase);
                 matches!(phase, Some(Phase::Awaiting { .. }))
@@ -103,18 +101,6 @@ impl State {
     pub(super) fn is_to_be_registered(&self, id: OpId) -> bool {
         let key = self.ops.get(id).map(|op| &op.key);
         key.is_some_and(|key| self.effects.iter().any(|effect| registers(effect, key)))
-    }
-
-    /// The time of this operation has run out, and no commit says so yet: it waits on, since what it
-    /// waits for is there.
-    fn take_timeout_back(&mut self, id: OpId) {
-        let before = self.timeouts.len();
-        self.timeouts.retain(|other| *other != id);
-        if self.timeouts.len() < before
-            && let Some(op) = self.ops.get_mut(id)
-        {
-            op.phase = Phase::Awaiting { wake_at: None };
-        }
     }
 
     /// An operation is dropped. If it is registered and has not ended, that is taken back.

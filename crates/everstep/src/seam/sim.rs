@@ -29,6 +29,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{Signal, lock::leaves_held};
 use crate::random::{hash, mix};
 
@@ -127,7 +129,7 @@ pub enum Fault {
 }
 
 /// How the clocks of a process go, by the simulation's own time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
     /// How much faster the monotonic clock goes, in millionths.
     pub monotonic_ppm: i32,
@@ -186,8 +188,8 @@ pub struct Config {
     /// At how many of a thousand points the activity that came there goes on by itself, before anybody
     /// else is drawn.
     pub goes_on: u32,
-    /// Whether [`Report::trace`] is written; without it a simulation is quicker.
-    pub is_traced: bool,
+    /// How much is written into [`Report::trace`]; with less a simulation is quicker.
+    pub trace: Trace,
 }
 
 impl Default for Config {
@@ -197,15 +199,27 @@ impl Default for Config {
             time_max: Duration::from_secs(24 * 3_600),
             clock_points: 0,
             goes_on: 0,
-            is_traced: true,
+            trace: Trace::Steps,
         }
     }
+}
+
+/// How much of a simulation is written down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trace {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Every [`note`], and every fault.
+    Events,
+    /// And every time that an activity goes on.
+    Steps,
 }
 
 /// What happened in a simulation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// One line for each time that an activity has gone on, and for each [`note`].
+    /// A line for each event, and for each step, as far as [`Config::trace`] says.
     pub trace: String,
     /// A number that depends on who went on when, from where, for every step.
     pub digest: u64,
@@ -361,7 +375,7 @@ impl Core {
     }
 
     fn trace(&mut self, process: u32, activity: &str, what: &str) {
-        if !self.config.is_traced {
+        if self.config.trace == Trace::Off {
             return;
         }
         let (ms, us) = (self.now / 1_000_000, self.now / 1_000 % 1_000);
@@ -419,7 +433,9 @@ impl Core {
         let (process, name, label) = (activity.process, activity.name.clone(), activity.label);
         self.report.steps += 1;
         if !self.ending {
-            self.trace(process, &name, label);
+            if self.config.trace == Trace::Steps {
+                self.trace(process, &name, label);
+            }
             let step = hash(u64::from(id), label.as_bytes());
             self.report.digest = mix(self.report.digest ^ self.now ^ step);
         }
@@ -789,7 +805,7 @@ pub fn this_process() -> SimProcess {
 
 /// Whether the simulation of this thread writes its trace: a [`note`] is worth its words.
 pub fn is_traced() -> bool {
-    here().is_some_and(|here| lock(&here.sim.core).config.is_traced)
+    here().is_some_and(|here| lock(&here.sim.core).config.trace > Trace::Off)
 }
 
 /// Puts a line into the trace.

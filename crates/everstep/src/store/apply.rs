@@ -7,8 +7,8 @@
 //! control sees the commits of its batch and its answer is honest, and a delivery finds a row that
 //! was parked.
 //!
-//! [`rules`] decides; the tables hold rows. A store implements [`BatchTables`] over its transaction,
-//! and makes no decision itself.
+//! [`rules`] decides; the tables hold rows. A store implements [`Tables`] over its transaction, and
+//! makes no decision itself.
 //!
 //! On the path of a step this is the end: a commit that only adds entries writes each of them, and
 //! touches no other table.
@@ -17,33 +17,24 @@ use crate::{
     hash::FastSet,
     run_id::RunNo,
     store::{
-        Batch, Commit, Effect, EffectDone, Emission, Outcome, Patch, Refusal, Write,
+        Applied, Batch, Commit, Effect, EffectDone, Emission, Outcome, Patch, Refusal, Write,
+        rows::{Head, NextGeneration, Recoveries, RunChange, Tables},
         rules::{
-            self, Head, Verdict, deferreds,
-            effects::{self, AllTables},
-            events, letters,
-            mends::{self, MendTables},
-            pools, queues,
-            runs::{self, NextGeneration, Recoveries, RunTables},
-            schedules::{self, ScheduleTables},
-            streams::{self, StreamTables},
+            self, Verdict, deferreds, effects, events, letters, pools, queues, runs, schedules,
+            streams,
         },
     },
 };
 
-/// All rows that a batch can reach.
-pub(crate) trait BatchTables:
-    AllTables + MendTables + RunTables + ScheduleTables + StreamTables
-{
-}
-
-impl<T: AllTables + MendTables + RunTables + ScheduleTables + StreamTables> BatchTables for T {}
-
-/// Applies a batch within one transaction; the outcome of each write.
-pub(crate) fn apply<T: BatchTables>(
-    tables: &mut T,
-    batch: &Batch,
-) -> Result<Vec<Outcome>, T::Error> {
+/// Applies a batch within one transaction of the store: see [the row layer](crate::store::rows).
+///
+/// Gives the outcome of each write, in order, and the notices. Nothing is durable before the store
+/// commits its transaction.
+///
+/// # Errors
+///
+/// The first error of `tables`. The store must roll back what was written.
+pub fn apply<T: Tables>(tables: &mut T, batch: &Batch) -> Result<Applied, T::Error> {
     let is_fence_held = match batch.fence {
         Some(fence) => tables.hold_fence(fence)?,
         None => false,
@@ -59,7 +50,8 @@ pub(crate) fn apply<T: BatchTables>(
             *outcome = done;
         }
     }
-    Ok(outcomes)
+    let notices = std::mem::take(tables.notices());
+    Ok(Applied { outcomes, notices })
 }
 
 struct Applier<'a, T> {
@@ -69,7 +61,7 @@ struct Applier<'a, T> {
     closing: FastSet<RunNo>,
 }
 
-impl<T: BatchTables> Applier<'_, T> {
+impl<T: Tables> Applier<'_, T> {
     fn first_pass(&mut self, write: &Write) -> Result<Outcome, T::Error> {
         match write {
             Write::Commit(_) | Write::Emit(_) if !self.is_fence_held => {
@@ -106,7 +98,7 @@ impl<T: BatchTables> Applier<'_, T> {
             Write::TendEvents { limit } => Outcome::Tended(events::tend(tables, *limit)?),
             Write::Letter(write) => Outcome::Letter(letters::apply(tables, write)?),
             Write::Resolve(resolution) => Outcome::Settled(deferreds::settle(tables, resolution)?),
-            Write::Sweep(limit) => Outcome::Swept(runs::sweep(tables, *limit)?),
+            Write::Sweep(limit) => Outcome::Swept(tables.sweep_generations(*limit)?),
             Write::Schedule(write) => Outcome::Scheduled(schedules::apply(tables, write)?),
             Write::Import(run) => runs::import(tables, run)?,
             Write::Delete(delete) => Outcome::Deleted(rules::delete(tables, delete)?),
@@ -114,7 +106,7 @@ impl<T: BatchTables> Applier<'_, T> {
             Write::Fork(fork) => runs::fork(tables, fork)?,
             Write::HandOver(what) => pools::hand_over(tables, what)?,
             Write::Rehome(what) => pools::rehome(tables, what)?,
-            Write::Mend(mend) => Outcome::Mended(mends::apply(tables, mend)?),
+            Write::Mend(mend) => Outcome::Mended(tables.mend(mend)?),
         }))
     }
 
@@ -176,37 +168,32 @@ impl<T: BatchTables> Applier<'_, T> {
         let tables = &mut *self.tables;
         let mut head = *before;
         rules::apply(&mut head, commit, tables.now());
-        if !rules::writes_row(before, commit) {
-            tables.remember(&head);
-            return Ok(());
-        }
-        match &commit.patch {
-            Patch::Keep => tables.write_number(&head),
-            Patch::Run { .. } => tables.write_running(&head),
+        let change = match &commit.patch {
+            _ if !rules::writes_row(before, commit) => RunChange::Nothing,
+            Patch::Keep => RunChange::Number,
+            Patch::Run { .. } => RunChange::Moving,
             Patch::Park { waiting, .. } => {
-                tables.write_head(&head, Some(waiting), Recoveries::Cleared)
+                RunChange::Status { waiting: Some(waiting), recoveries: Recoveries::Cleared }
             }
-            Patch::Pause { reason } => tables.write_head(&head, Some(reason), Recoveries::Kept),
-            Patch::RollBack { error, .. } => {
-                tables.write_head(&head, None, Recoveries::Kept)?;
-                tables.write_error(commit.run, error.as_deref())
+            Patch::Pause { reason } => {
+                RunChange::Status { waiting: Some(reason), recoveries: Recoveries::Kept }
             }
+            Patch::RollBack { error, .. } => RunChange::RollBack { error: error.as_deref() },
             Patch::Continue { workflow, version, pool, input } => {
-                tables.write_head(&head, None, Recoveries::Cleared)?;
-                let next = NextGeneration { workflow, version: *version, pool, input };
-                tables.write_generation(&head, next)
+                RunChange::Continue(NextGeneration { workflow, version: *version, pool, input })
             }
-            Patch::Finish { output, error, .. } => {
-                let was_due = before.available_at.is_some();
-                tables.finish_run(&head, was_due, output.as_deref(), error.as_deref())?;
-                if head.inbox_seq == 0 {
-                    // It was never sent anything, so there is nothing unread and nobody waits.
-                    return Ok(());
-                }
-                tables.bury_inbox(head.id)?;
-                tables.end_requests(commit.run)
-            }
+            Patch::Finish { output, error, .. } => RunChange::Finish {
+                was_due: before.available_at.is_some(),
+                output: output.as_deref(),
+                error: error.as_deref(),
+            },
+        };
+        tables.write_run(&head, change)?;
+        // A run that was never sent anything has nothing unread, and nobody waits for a reply.
+        if let (RunChange::Finish { .. }, 1..) = (change, head.inbox_seq) {
+            tables.end_inbox(head.id, rules::LEFT_UNREAD)?;
         }
+        Ok(())
     }
 
     /// Appends what a body gives out while it runs.

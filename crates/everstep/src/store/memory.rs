@@ -3,6 +3,9 @@
 //! It is for tests and for programs whose runs need not outlive them, and it is the model that the
 //! other stores are compared with. "Durable" means here: as long as one of its clones exists.
 //!
+//! It is also the example of a store over [the row layer](crate::store::rows). It uses nothing of this
+//! crate that is not public: a test of `everstep-conformance` compiles these files from outside.
+//!
 //! Always true:
 //! - All data is behind one lock, which is held for one call and never while a callback runs.
 //! - A batch is applied under the lock as a whole, so nobody sees half of it.
@@ -25,12 +28,10 @@ mod limits;
 
 use self::{children::Children, limits::Limits};
 use super::{
-    rules::{
-        self, Head,
-        tables::{Keyed, Tables},
-    },
+    rows::{self, Head, Keyed, Tombstone},
     *,
 };
+use crate::{RunId, RunNo, ShardId, Timestamp};
 
 mod deferreds;
 mod doctor;
@@ -81,13 +82,14 @@ struct Counters {
     reads: AtomicU64,
 }
 
+/// The rows, and the batch that is being applied.
 #[derive(Clone, Default)]
-struct Data {
+pub(super) struct Data {
     /// Inside `Arc`s so that the first write after a fork copies pointers, not histories.
     runs: BTreeMap<RunNo, Arc<Run>>,
     keys: HashMap<(Arc<str>, String), RunNo>,
     /// Keys of deleted runs.
-    tombstones: HashMap<(Arc<str>, String), rules::Tombstone>,
+    tombstones: HashMap<(Arc<str>, String), Tombstone>,
     /// Deleted runs that were not swept yet: their numbers are not free.
     graves: BTreeSet<RunNo>,
     requests: HashMap<Uuid, Request>,
@@ -106,7 +108,7 @@ struct Data {
     queues: queues::Queues,
     /// Of the batch that is being applied.
     notices: Vec<Notice>,
-    now: Timestamp,
+    pub(super) now: Timestamp,
     /// The runner that writes it, if its fence holds.
     claimer: Option<Uuid>,
     children: Children,
@@ -152,12 +154,11 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
-    /// An empty store whose tokens are the same every time: for tests that compare what two stores
+    /// An empty store whose tokens are made with this secret: for tests that compare what two stores
     /// come to.
-    #[cfg(feature = "testing")]
-    pub(crate) fn with_known_secret() -> MemoryStore {
+    pub fn with_secret(secret: Secret) -> MemoryStore {
         let store = MemoryStore::default();
-        store.write(|data| data.deferreds.secret = Secret::new([1; 32]));
+        store.write(|data| data.deferreds.secret = secret);
         store
     }
 
@@ -708,9 +709,8 @@ fn lock(listeners: &Mutex<Listeners>) -> MutexGuard<'_, Listeners> {
 impl Data {
     fn commit(&mut self, batch: &Batch) -> Applied {
         (self.now, self.claimer) = (batch.now, None);
-        let Ok(outcomes) = apply::apply(self, batch);
-        let notices = std::mem::take(&mut self.notices);
-        Applied { outcomes, notices }
+        let Ok(applied) = rows::apply(self, batch);
+        applied
     }
 
     fn fence_holds(&self, fence: Fence) -> bool {
@@ -732,16 +732,6 @@ impl Data {
         Some(result)
     }
 
-    /// Changes the row, whose head is now this one, at the time of the batch.
-    fn write(&mut self, head: &Head, change: impl FnOnce(&mut Run)) -> Result<(), Infallible> {
-        let now = self.now;
-        self.change(head.id.no(), |run| {
-            (run.head, run.row.updated_at) = (*head, now);
-            change(run);
-        });
-        Ok(())
-    }
-
     fn find(&self, target: &Target) -> Option<RunNo> {
         match target {
             Target::Id(id) => {
@@ -753,85 +743,6 @@ impl Data {
                 self.keys.get(&(Arc::from(workflow.as_str()), key.clone())).copied()
             }
         }
-    }
-
-    /// Removes the rows of an inbox that are meant, and gives them.
-    fn take_inbox(
-        &mut self,
-        no: RunNo,
-        is_meant: impl Fn(&InboxRow) -> bool,
-    ) -> BTreeMap<u64, InboxRow> {
-        let taken = self.change(no, |run| {
-            let (taken, rest) =
-                std::mem::take(&mut run.inbox).into_iter().partition(|(_, row)| is_meant(row));
-            run.inbox = rest;
-            taken
-        });
-        taken.unwrap_or_default()
-    }
-}
-
-impl Tables for Data {
-    type Error = Infallible;
-
-    fn now(&self) -> Timestamp {
-        self.now
-    }
-
-    fn head(&mut self, run: RunNo) -> Result<Option<Head>, Infallible> {
-        Ok(self.runs.get(&run).map(|run| run.head))
-    }
-
-    fn keyed(&mut self, workflow: &str, key: &str) -> Result<Option<Keyed>, Infallible> {
-        let key = (Arc::from(workflow), key.to_owned());
-        let deleted = || self.tombstones.get(&key).copied().map(Keyed::Deleted);
-        let run = self.keys.get(&key).copied().map(Keyed::Run);
-        Ok(run.or_else(deleted))
-    }
-
-    fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> Result<(), Infallible> {
-        self.change(run, |run| run.inbox.insert(row.seq, row.clone()));
-        Ok(())
-    }
-
-    fn write_inbox_seq(&mut self, head: &Head) -> Result<(), Infallible> {
-        self.write(head, |_| {})
-    }
-
-    fn write_entries(
-        &mut self,
-        run: RunNo,
-        generation: u32,
-        deletes: &[KeyRange],
-        puts: &[Put],
-    ) -> Result<(), Infallible> {
-        self.rows_written += puts.len() as u64;
-        self.change(run, |run| {
-            // Only the last generation is kept.
-            if run.head.generation == generation {
-                run.write_entries(deletes, puts);
-            }
-        });
-        Ok(())
-    }
-
-    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Infallible> {
-        let taken = self.take_inbox(run, |row| row.wait.as_deref() == Some(wait));
-        Ok(taken.into_values().collect())
-    }
-
-    fn take_all_answers(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Infallible> {
-        let taken = self.take_inbox(run, |row| row.kind != InboxKind::Message);
-        Ok(taken.into_values().collect())
-    }
-
-    fn write_links(&mut self, head: &Head) -> Result<(), Infallible> {
-        self.change(head.id.no(), |run| run.head.links = head.links);
-        Ok(())
-    }
-
-    fn notice(&mut self, notice: Notice) {
-        self.notices.push(notice);
     }
 }
 

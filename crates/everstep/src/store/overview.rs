@@ -157,7 +157,7 @@ pub struct StatsRow {
 
 impl StatsRow {
     /// Counts runs that have ended so.
-    pub(crate) fn count(&mut self, status: RunStatus, number: u64) {
+    pub fn count(&mut self, status: RunStatus, number: u64) {
         match status {
             RunStatus::Completed => self.completed += number,
             RunStatus::Failed => self.failed += number,

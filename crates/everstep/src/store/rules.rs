@@ -3,7 +3,8 @@
 //! All stores decide with these, so they cannot come to differ. Here is
 //! no storage: a [`Head`] goes in, a decision comes out, and the store writes it down.
 //!
-//! The order of these decisions within a batch is in [`crate::store::apply`].
+//! The order of these decisions within a batch is in [`crate::store::apply`], the rows that they read
+//! and write are in [`crate::store::rows`].
 
 pub(crate) mod children;
 pub(crate) mod deferreds;
@@ -13,7 +14,6 @@ pub(crate) mod letters;
 pub(crate) mod limits;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod listing;
-pub(crate) mod mends;
 pub(crate) mod overview;
 pub(crate) mod pools;
 pub(crate) mod queues;
@@ -25,10 +25,11 @@ pub(crate) mod tables;
 
 use crate::{
     pool::PoolNo,
-    run_id::{RunId, ShardId},
+    run_id::RunId,
     store::{
         CancelRequest, Commit, Control, ControlRefusal, Controlled, Delivery, Effect, InboxKind,
         InboxRow, OnEnd, Patch, Receipt, Refusal, Reopen, RunRow, RunStatus, Transaction,
+        rows::Head,
     },
     time::Timestamp,
 };
@@ -46,60 +47,6 @@ pub(crate) const MADE_AT: &str = "(no >> 20)";
 pub(crate) const PAUSED_BY_REQUEST: &str = "paused by request";
 /// Why the unread messages of a run that ended are dead letters.
 pub(crate) const LEFT_UNREAD: &str = "the run ended before it was read";
-
-/// The part of a row that decisions are made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub(crate) id: RunId,
-    pub(crate) shard: ShardId,
-    pub(crate) status: RunStatus,
-    pub(crate) ending: Option<RunStatus>,
-    pub(crate) generation: u32,
-    pub(crate) available_at: Option<Timestamp>,
-    pub(crate) attempts: u32,
-    pub(crate) inbox_seq: u64,
-    pub(crate) cancel: Option<CancelRequest>,
-    pub(crate) last_number: u64,
-    /// Whether `last_number` is the highest stored number; otherwise it is a lower bound. It is
-    /// one after a reopening, and when a row that is `Running` was read from a file; and so it is in
-    /// a row that was paused then, until its owner commits again.
-    pub(crate) last_number_exact: bool,
-    /// When a paused run may go on at the earliest: a delayed start, or a run that waited for its
-    /// next attempt, keeps its time through a pause.
-    pub(crate) resume_at: Option<Timestamp>,
-    /// What it has elsewhere: see [`tables::links`].
-    pub(crate) links: u32,
-}
-
-impl Head {
-    /// A run that nobody has taken up, due at `available_at`; or, without it, in its owner's
-    /// memory from the first moment.
-    pub(crate) fn new(id: RunId, pool: PoolNo, available_at: Option<Timestamp>) -> Head {
-        Head {
-            id,
-            shard: id.shard_in(pool),
-            status: if available_at.is_some() { RunStatus::Pending } else { RunStatus::Running },
-            ending: None,
-            generation: 1,
-            available_at,
-            attempts: 1,
-            inbox_seq: 0,
-            cancel: None,
-            last_number: 0,
-            last_number_exact: true,
-            resume_at: None,
-            links: 0,
-        }
-    }
-
-    /// The last number as it is stored: null where a row that is not `Running` would have to have an
-    /// exact one and only its owner knows it.
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
-    pub(crate) fn stored_number(&self) -> Option<i64> {
-        let is_known = self.last_number_exact || self.status == RunStatus::Running;
-        is_known.then_some(self.last_number as i64)
-    }
-}
 
 /// Whether a commit may be made.
 #[derive(Debug, PartialEq, Eq)]
@@ -138,10 +85,12 @@ fn check_movement(head: &Head, commit: &Commit) -> Option<Refusal> {
         return None;
     }
     if let Some(CancelRequest { rollback }) = head.cancel {
-        // This is how the owner carries the cancel out, from a paused row too.
+        // This is how the owner carries the cancel out, from a paused row too. A run that rolls back
+        // because it has failed has not heard of the cancel.
         let carries_out = matches!(
             commit.patch,
-            Patch::RollBack { .. } | Patch::Finish { status: RunStatus::Cancelled, .. }
+            Patch::RollBack { ending: RunStatus::Cancelled, .. }
+                | Patch::Finish { status: RunStatus::Cancelled, .. }
         );
         // A rollback may come to a halt; a plain cancel needs nothing that could be missing.
         let halts = rollback && matches!(commit.patch, Patch::Pause { .. });

@@ -5,7 +5,10 @@
 //! ([`crate::store::rules`]). Where the dialects differ, both texts stand side by side ([`Sql::pick`]).
 //! Connections, transactions, and what every step does are in `sqlite` and `postgres`.
 
-use std::{borrow::Cow, ops::ControlFlow};
+use std::{
+    borrow::Cow,
+    ops::{ControlFlow, Deref, DerefMut},
+};
 
 use self::{
     ahead::Ahead,
@@ -16,7 +19,7 @@ use crate::{
     run_id::{RunNo, ShardId},
     store::{
         Batch, Fence, KeyRange, NewRun, Notice, Put, Transaction,
-        rules::{Head, events::EventWaiter, limits::Place, tables::Waiter},
+        rows::{EventWaiter, Head, Place, Waiter},
     },
     time::Timestamp,
 };
@@ -32,6 +35,7 @@ pub(crate) mod filter;
 pub(crate) mod letters;
 pub(crate) mod limits;
 pub(crate) mod listing;
+pub(crate) mod mends;
 pub(crate) mod operators;
 pub(crate) mod overview;
 pub(crate) mod pools;
@@ -206,8 +210,26 @@ impl<'q> Query<'q> {
     }
 }
 
+/// The rows of a SQL store, within one batch: every trait of [`rows`](crate::store::rows) is
+/// implemented for this. A type of its own, since those traits are public and [`SqlTables`] is not.
+pub(crate) struct InSql<T>(pub(crate) T);
+
+impl<T> Deref for InSql<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for InSql<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
 /// A batch in a transaction of a SQL store. Every trait of rows that the rules ask for is implemented
-/// over this, except for queues.
+/// over this in [`InSql`], except for queues.
 ///
 /// First come the rows of runs as far as they are each store's own: what every step reads and writes.
 /// Then, for a store in which others can write at the same time, what is locked before the rules decide;
@@ -224,8 +246,8 @@ pub(crate) trait SqlTables {
     /// The time of the batch.
     fn instant(&self) -> Timestamp;
 
-    /// What has happened to somebody else.
-    fn notices(&mut self) -> &mut Vec<Notice>;
+    /// The notices of the batch.
+    fn noticed(&mut self) -> &mut Vec<Notice>;
 
     /// The row of a run as it is now, locked.
     fn row_of(&mut self, run: RunNo) -> Result<Option<Head>, Self::Error>;
@@ -239,10 +261,10 @@ pub(crate) trait SqlTables {
     /// Whether this is the number of a deleted run of which something is left, if that is known.
     fn known_grave(&mut self, run: RunNo) -> Result<Option<bool>, Self::Error>;
 
-    /// Implements [`hold_fence`](super::rules::runs::RunTables::hold_fence).
+    /// Implements [`hold_fence`](super::rows::RunTables::hold_fence).
     fn require_fence(&mut self, fence: Fence) -> Result<bool, Self::Error>;
 
-    /// Implements [`owns`](super::rules::pools::Pools::owns).
+    /// Implements [`owns`](super::rows::RunTables::owns).
     fn has_shard(&mut self, shard: ShardId) -> Result<bool, Self::Error>;
 
     /// Inserts the row of a run, unless there is one with its number.
@@ -257,7 +279,7 @@ pub(crate) trait SqlTables {
         error: Option<&[u8]>,
     ) -> Result<(), Self::Error>;
 
-    /// Implements [`write_entries`](super::rules::tables::Tables::write_entries).
+    /// Implements [`write_entries`](super::rows::RunTables::write_entries).
     fn put_entries(
         &mut self,
         run: RunNo,
@@ -272,12 +294,12 @@ pub(crate) trait SqlTables {
     /// A row is changed by the doctor: nothing that is remembered of rows is believed any more.
     fn forget(&mut self, _: Option<RunNo>) {}
 
-    /// Implements [`prepare`](super::rules::runs::RunTables::prepare).
+    /// Implements [`prepare`](super::rows::RunTables::prepare).
     fn lock_and_read(&mut self, _: &Batch) -> Result<(), Self::Error> {
         Ok(())
     }
 
-    /// Implements [`own`](super::rules::runs::RunTables::own).
+    /// Implements [`own`](super::rows::RunTables::own).
     fn writes_for(&mut self, _: RunNo) {}
 
     /// Makes sure that nobody else decides about this.

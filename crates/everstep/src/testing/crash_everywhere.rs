@@ -31,7 +31,7 @@ use crate::{
     event::Event,
     registry::WorkflowFn,
     run_id::RunId,
-    store::{LetterFilter, MemoryStore, RunStatus, Store, Target},
+    store::{LetterFilter, MemoryStore, RunStatus, Secret, Store, Target},
     time::{Clock, Timestamp},
     workflow::WorkflowRef,
 };
@@ -553,7 +553,7 @@ impl CrashTest {
         let test = async {
             let (audit, clock) = (Audit::default(), VirtualClock::new());
             let mut life = Life::new(self, clock);
-            let mut memory = MemoryStore::with_known_secret();
+            let mut memory = MemoryStore::with_secret(Secret::new([1; 32]));
             loop {
                 let point = points.get(life.deaths).copied();
                 let store = CrashingStore::audited(memory, point, audit.clone());

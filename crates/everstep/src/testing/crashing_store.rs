@@ -6,27 +6,18 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use uuid::Uuid;
 
-use super::audit::Audit;
-#[cfg(feature = "postgres")]
-use crate::store::BoxFuture;
+use super::{
+    around::{Around, Call},
+    audit::Audit,
+};
 use crate::{
-    commit::ItemId,
-    run_id::{RunId, RunNo},
+    run_id::RunNo,
     seam,
-    store::{
-        Answer, ApiTokenRow, Applied, Ask, AuditRow, Batch, Census, DeadLetter, Due, DueRun,
-        DueSchedules, EventRow, Facts, Fence, Filter, Finished, InboxRow, ItemRow, ItemState,
-        LetterFilter, LimitPlace, LimitRow, LoadedRun, NewAudit, NewRunner, PausedRun, PoolRow,
-        Put, QueueOutlook, QueueRow, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow, Secret,
-        ShardSet, StatsRange, StatsRow, StatusCounts, Store, StoreCounters, StoreError,
-        StreamExtent, StreamPage, Target, WakeFn, WakeGuard, WorkflowCount,
-    },
-    time::Timestamp,
+    store::{Applied, Batch, Store, StoreError},
 };
 
 /// Where a [`CrashingStore`] dies.
@@ -127,6 +118,16 @@ struct State {
     runners: HashSet<Uuid>,
 }
 
+impl State {
+    fn began(&mut self, call: Call<'_>) {
+        match call {
+            Call::Commit(_) => self.commits += 1,
+            Call::Register(runner) => _ = self.runners.insert(runner.id),
+            _ => {}
+        }
+    }
+}
+
 impl<S: Store> CrashingStore<S> {
     /// A store that dies at this point.
     pub fn new(inner: S, point: CrashPoint) -> CrashingStore<S> {
@@ -209,8 +210,7 @@ impl<S: Store> CrashingStore<S> {
         }
     }
 
-    /// The next call of this method fails, before it has done anything: one of `commit`, `due`,
-    /// `finished`, `heartbeat`, `live`, `load`, `paused`, `release_shards`, `run` and `take_shards`.
+    /// The next call of this method fails, before it has done anything.
     #[doc(hidden)]
     pub fn fail_next(
         &self,
@@ -220,8 +220,7 @@ impl<S: Store> CrashingStore<S> {
         lock(&self.failing).push((method, Box::new(failing)));
     }
 
-    /// The next call of this method is made, and its answer is lost: one of `commit`,
-    /// `release_shards` and `take_shards`.
+    /// The next call of this method is made, and its answer is lost.
     #[doc(hidden)]
     pub fn lose_next(
         &self,
@@ -235,14 +234,6 @@ impl<S: Store> CrashingStore<S> {
     #[doc(hidden)]
     pub fn shorten_next_answer(&self, outcomes: usize) {
         *lock(&self.outcomes_kept) = Some(outcomes);
-    }
-
-    fn called(&self, method: &'static str) -> Result<(), StoreError> {
-        next_of(&self.failing, method)
-    }
-
-    fn answered<T>(&self, method: &'static str, answer: T) -> Result<T, StoreError> {
-        next_of(&self.losing, method).map(|()| answer)
     }
 
     /// Calls this at the instant of death, before anybody else learns of it.
@@ -381,401 +372,46 @@ fn next_of(
     Err(fail())
 }
 
-impl<S: Store> Store for CrashingStore<S> {
-    fn describe(&self) -> String {
-        self.inner.describe()
+impl<S: Store> Around for CrashingStore<S> {
+    type Inner = S;
+
+    fn inner(&self) -> &S {
+        &self.inner
     }
 
-    fn is_local(&self) -> bool {
-        self.inner.is_local()
-    }
-
-    fn time(&self) -> Option<Timestamp> {
-        self.inner.time()
-    }
-
-    fn time_is_old(&self) -> bool {
-        self.inner.time_is_old()
-    }
-
-    fn ask_time(&self) -> Result<(), StoreError> {
-        self.read(Store::ask_time)
-    }
-
-    fn migrate(&self) -> Result<(), StoreError> {
-        self.read(Store::migrate)
-    }
-
-    fn secret(&self) -> Result<Secret, StoreError> {
-        self.read(Store::secret)
+    fn around<T>(
+        &self,
+        call: Call<'_>,
+        make: impl FnOnce(&S) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        next_of(&self.failing, call.method())?;
+        let answer = match call {
+            Call::Commit(_)
+            | Call::Register(_)
+            | Call::Take(..)
+            | Call::Release(..)
+            | Call::Deregister(_) => self.write(|store, state| {
+                state.began(call);
+                make(store)
+            }),
+            // Not at a heartbeat, which comes by the clock on the wall, nor where no run depends on the
+            // change.
+            Call::Read(_) | Call::Upkeep(_) | Call::Heartbeat(..) => self.read(make),
+        }?;
+        next_of(&self.losing, call.method()).map(|()| answer)
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
-        self.called("commit")?;
-        let mut applied = self.write(|store, state| {
-            state.commits += 1;
-            let applied = store.commit(batch)?;
+        self.around(Call::Commit(batch), |store| {
+            let mut applied = store.commit(batch)?;
             if let Some(audit) = &self.audit {
                 audit.committed(batch, &applied);
             }
+            if let Some(outcomes) = lock(&self.outcomes_kept).take() {
+                applied.outcomes.truncate(outcomes);
+            }
             Ok(applied)
-        })?;
-        if let Some(outcomes) = lock(&self.outcomes_kept).take() {
-            applied.outcomes.truncate(outcomes);
-        }
-        self.answered("commit", applied)
-    }
-
-    #[cfg(feature = "sqlite")]
-    fn commit_in(
-        &self,
-        tx: &rusqlite::Transaction<'_>,
-        batch: &Batch,
-    ) -> Result<Applied, StoreError> {
-        // No write of ours: it is made, or not, when the caller commits.
-        self.read(|store| store.commit_in(tx, batch))
-    }
-
-    #[cfg(feature = "postgres")]
-    fn commit_in_pg<'a>(
-        &'a self,
-        tx: &'a tokio_postgres::Transaction<'_>,
-        batch: Batch,
-    ) -> BoxFuture<'a, Result<Applied, StoreError>> {
-        match self.read(|_| Ok(())) {
-            Ok(()) => self.inner.commit_in_pg(tx, batch),
-            Err(error) => Box::pin(std::future::ready(Err(error))),
-        }
-    }
-
-    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
-        self.called("run")?;
-        self.read(|store| store.run(target))
-    }
-
-    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
-        self.called("load")?;
-        self.read(|store| store.load(run))
-    }
-
-    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
-        self.read(|store| store.inbox(run, after))
-    }
-
-    fn due(
-        &self,
-        now: Timestamp,
-        shards: &ShardSet,
-        after: Option<(Timestamp, RunNo)>,
-        limit: usize,
-    ) -> Result<Due, StoreError> {
-        self.called("due")?;
-        self.read(|store| store.due(now, shards, after, limit))
-    }
-
-    fn live(
-        &self,
-        shards: &ShardSet,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<DueRun>, StoreError> {
-        self.called("live")?;
-        self.read(|store| store.live(shards, after, limit))
-    }
-
-    fn paused(
-        &self,
-        shards: &ShardSet,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<PausedRun>, StoreError> {
-        self.called("paused")?;
-        self.read(|store| store.paused(shards, after, limit))
-    }
-
-    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
-        self.read(|store| store.census(now, shards))
-    }
-
-    fn list(
-        &self,
-        filter: &Filter,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunRow>, StoreError> {
-        self.read(|store| store.list(filter, after, limit))
-    }
-
-    fn find(
-        &self,
-        filter: &Filter,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunId>, StoreError> {
-        self.read(|store| store.find(filter, after, limit))
-    }
-
-    fn finished_before(
-        &self,
-        workflow: &str,
-        status: RunStatus,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
-        self.read(|store| store.finished_before(workflow, status, before, limit))
-    }
-
-    /// No point to die at: it is done at times of its own, and nothing that can be read depends on
-    /// it.
-    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
-        self.read(|store| store.sweep(now, limit))
-    }
-
-    fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
-        self.read(|store| store.count(filter))
-    }
-
-    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
-        self.read(|store| store.count_by_status(filter))
-    }
-
-    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
-        self.read(|store| store.stats(range))
-    }
-
-    fn horizon(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.read(|store| store.horizon())
-    }
-
-    fn raise_horizon(&self, to: Timestamp) -> Result<(), StoreError> {
-        self.read(|store| store.raise_horizon(to))
-    }
-
-    fn queues(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        most: u64,
-    ) -> Result<Vec<QueueRow>, StoreError> {
-        self.read(|store| store.queues(after, limit, most))
-    }
-
-    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> {
-        self.read(|store| store.children(parent))
-    }
-
-    fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> {
-        self.read(|store| store.unread(run, after, limit))
-    }
-
-    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
-        self.read(|store| store.tally())
-    }
-
-    fn history(
-        &self,
-        run: RunNo,
-        after: Option<&[u8]>,
-        limit: usize,
-    ) -> Result<Vec<Put>, StoreError> {
-        self.read(|store| store.history(run, after, limit))
-    }
-
-    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
-        self.read(|store| store.state(run))
-    }
-
-    fn stream(
-        &self,
-        run: RunNo,
-        stream: &str,
-        from: u64,
-        limit: usize,
-    ) -> Result<Option<StreamPage>, StoreError> {
-        self.read(|store| store.stream(run, stream, from, limit))
-    }
-
-    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
-        self.read(|store| store.streams(run))
-    }
-
-    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
-        self.read(|store| store.streams_grown(asked))
-    }
-
-    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
-        self.called("finished")?;
-        self.read(|store| store.finished(runs))
-    }
-
-    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> {
-        self.read(|store| store.answers(requests))
-    }
-
-    fn dead_letters(
-        &self,
-        filter: &LetterFilter,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.read(|store| store.dead_letters(filter, after, limit))
-    }
-
-    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
-        self.read(|store| store.event(name))
-    }
-
-    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
-        self.read(|store| store.events_to_tend(now))
-    }
-
-    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
-        self.read(|store| store.queue_item(item))
-    }
-
-    fn queue_items(
-        &self,
-        queue: &str,
-        state: Option<ItemState>,
-        after: Option<ItemId>,
-        limit: usize,
-    ) -> Result<Vec<ItemRow>, StoreError> {
-        self.read(|store| store.queue_items(queue, state, after, limit))
-    }
-
-    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
-        self.read(|store| store.queue_stats(queue))
-    }
-
-    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
-        self.read(|store| store.queue_outlook(queue, now))
-    }
-
-    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.read(|store| store.first_place_lost())
-    }
-
-    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
-        self.read(|store| store.queue_ended(items))
-    }
-
-    fn has_old_generations(&self) -> Result<bool, StoreError> {
-        self.read(|store| store.has_old_generations())
-    }
-
-    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
-        self.read(|store| store.schedule(name))
-    }
-
-    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.read(|store| store.schedules(after, limit))
-    }
-
-    fn due_schedules(
-        &self,
-        now: Timestamp,
-        after: Option<(Timestamp, &str)>,
-        limit: usize,
-    ) -> Result<DueSchedules, StoreError> {
-        self.read(|store| store.due_schedules(now, after, limit))
-    }
-
-    fn queued_schedules(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.read(|store| store.queued_schedules(after, limit))
-    }
-
-    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
-        self.read(|store| store.limit_places(run))
-    }
-
-    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
-        self.read(|store| store.limits(name, limit))
-    }
-
-    /// No point to die at, and neither are the other changes that are made for operators: no run
-    /// depends on them.
-    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> {
-        self.read(|store| store.begin_audit(begun))
-    }
-
-    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
-        self.read(|store| store.end_audit(no, outcome))
-    }
-
-    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError> {
-        self.read(|store| store.audits(before, limit))
-    }
-
-    fn delete_audits(
-        &self,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Option<Timestamp>, StoreError> {
-        self.read(|store| store.delete_audits(before, limit))
-    }
-
-    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError> {
-        self.read(|store| store.add_api_token(token))
-    }
-
-    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
-        self.read(|store| store.remove_api_token(name))
-    }
-
-    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
-        self.read(|store| store.note_api_token_used(name, at))
-    }
-
-    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
-        self.read(Store::api_tokens)
-    }
-
-    fn copy_to(
-        &self,
-        to: &std::path::Path,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<bool, StoreError> {
-        self.read(|store| store.copy_to(to, progress))
-    }
-
-    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
-        self.read(|store| store.examine(ask))
-    }
-
-    fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
-        self.write(|store, state| {
-            state.runners.insert(runner.id);
-            store.register_runner(runner)
         })
-    }
-
-    fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
-        self.called("heartbeat")?;
-        self.read(|store| store.heartbeat(fence, now, lease))
-    }
-
-    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
-        self.read(Store::pools)
-    }
-
-    fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
-        self.read(Store::runners)
-    }
-
-    fn take_shards(
-        &self,
-        fence: Fence,
-        now: Timestamp,
-        wanted: &ShardSet,
-        dead: &[Uuid],
-    ) -> Result<Option<ShardSet>, StoreError> {
-        self.called("take_shards")?;
-        let held = self.write(|store, _| store.take_shards(fence, now, wanted, dead))?;
-        self.answered("take_shards", held)
     }
 
     /// All runners that were not entered through this store died with an earlier one.
@@ -784,31 +420,9 @@ impl<S: Store> Store for CrashingStore<S> {
         !here || self.inner.runner_is_dead(runner)
     }
 
-    fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
-        self.called("release_shards")?;
-        self.write(|store, _| store.release_shards(fence, shards))?;
-        self.answered("release_shards", ())
-    }
-
-    fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
-        self.write(|store, _| store.deregister_runner(fence))
-    }
-
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
         if !self.is_dead() && !seam::is_dead() {
             self.inner.wake_others(me, runs);
         }
-    }
-
-    fn after_wakes(&self, then: Box<dyn FnOnce() + Send>) {
-        self.inner.after_wakes(then);
-    }
-
-    fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
-        self.read(|store| store.on_wake(me, wake))
-    }
-
-    fn counters(&self) -> StoreCounters {
-        self.inner.counters()
     }
 }

@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant, SystemTime};
 
 pub use crate::seam::sim::{
-    At, Clocks, Config, Fault, Faults, Report, Rng, SimProcess, SimThread, is_traced, new_process,
-    note, right_time, simulate, this_process, time,
+    At, Clocks, Config, Fault, Faults, Report, Rng, SimProcess, SimThread, Trace, is_traced,
+    new_process, note, right_time, simulate, this_process, time,
 };
 
 /// Another activity may go on here, and this one may be stopped for a while, or killed with its

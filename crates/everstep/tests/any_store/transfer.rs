@@ -155,6 +155,30 @@ async fn a_run_that_ended_with_the_rollback_of_a_loser_is_replayed_to_its_end() 
     engine.shutdown().await;
 }
 
+/// A retry sets the rollbacks of the attempt before aside, with their numbers. These were taken for
+/// numbers of the code, so that the rollbacks of the next attempt seemed to be completions that the
+/// code does not take.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_failed_and_was_rolled_back_twice_is_replayed_up_to_its_last_error() {
+    const FAILS: Workflow<(), ()> = Workflow::new("fails");
+    let code = |ctx: Ctx, ()| async move {
+        for name in ["a", "b", "c"] {
+            ctx.step(name, async || Ok(())).rollback(async |_, ()| Ok(())).await?;
+        }
+        ctx.step("d", async || Err(Error::fatal("of a step"))).await
+    };
+    let engine = testing::engine().register_fn(FAILS, code).start().await;
+    let engine = engine.unwrap();
+    let run = engine.client().start(FAILS, ()).await.unwrap();
+    assert!(run.result().await.is_err());
+    run.retry().await.unwrap();
+    assert!(run.result().await.is_err());
+    let file = run.export().await.unwrap();
+    let replayed = testing::replay(&file).against_fn(FAILS, code).unwrap();
+    assert_eq!((replayed.status, replayed.completions), (RunStatus::Failed, 4));
+    engine.shutdown().await;
+}
+
 #[test]
 fn a_replay_against_another_workflow_or_version_is_refused() {
     const OTHER: Workflow<String, String> = Workflow::new("other");

@@ -15,15 +15,10 @@ use std::{
 };
 
 use everstep::{
-    ClientError, EngineBuilder, RunId, RunStatus, StartError, Timestamp,
+    ClientError, EngineBuilder, RunId, RunStatus, StartError,
     prelude::*,
-    store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
-        Filter, Finished, InboxRow, LetterFilter, LimitPlace, LimitRow, LoadedRun, MemoryStore,
-        NewRunner, PoolRow, Put, QueueRow, RunRow, RunnerRow, ScheduleRow, ShardSet, SqliteOptions,
-        SqliteStore, StatsRange, StatsRow, StatusCounts, Store, StoreError, StreamExtent,
-        StreamPage, WakeFn, WakeGuard, Write,
-    },
+    store::{MemoryStore, Put, SqliteOptions, SqliteStore, StoreError, Write},
+    testing::around::{Around, Call},
 };
 use scenario::{until, until_at_rest, until_paused};
 use serde::{Serialize, de::DeserializeOwned};
@@ -571,8 +566,21 @@ impl Saying {
     }
 }
 
-impl Store for Saying {
-    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
+impl Around for Saying {
+    type Inner = MemoryStore;
+
+    fn inner(&self) -> &MemoryStore {
+        &self.store
+    }
+
+    fn around<T>(
+        &self,
+        call: Call<'_>,
+        make: impl FnOnce(&MemoryStore) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let Call::Commit(batch) = call else {
+            return make(&self.store);
+        };
         if batch.writes.iter().any(is_poison) {
             self.said.fetch_add(1, Ordering::SeqCst);
             return Err(Said::Poison.error());
@@ -580,354 +588,17 @@ impl Store for Saying {
         // Starts are let through: what is under test is what becomes of runs.
         let is_start = |write: &Write| !matches!(write, Write::Commit(_));
         if batch.writes.iter().all(is_start) {
-            return self.store.commit(batch);
+            return make(&self.store);
         }
         let said = self.next.lock().unwrap().pop_front();
         let Some(said) = said else {
-            return self.store.commit(batch);
+            return make(&self.store);
         };
         self.said.fetch_add(1, Ordering::SeqCst);
         if said == Said::Lost {
-            self.store.commit(batch)?;
+            make(&self.store)?;
         }
         Err(said.error())
-    }
-
-    fn describe(&self) -> String {
-        self.store.describe()
-    }
-
-    fn is_local(&self) -> bool {
-        self.store.is_local()
-    }
-
-    fn secret(&self) -> Result<everstep::store::Secret, StoreError> {
-        self.store.secret()
-    }
-
-    fn migrate(&self) -> Result<(), StoreError> {
-        self.store.migrate()
-    }
-
-    fn finished_before(
-        &self,
-        workflow: &str,
-        status: everstep::RunStatus,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<(everstep::RunId, Timestamp)>, StoreError> {
-        self.store.finished_before(workflow, status, before, limit)
-    }
-
-    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
-        self.store.sweep(now, limit)
-    }
-
-    fn run(&self, target: &everstep::Target) -> Result<Option<RunRow>, StoreError> {
-        self.store.run(target)
-    }
-
-    fn load(&self, run: everstep::RunNo) -> Result<Option<LoadedRun>, StoreError> {
-        self.store.load(run)
-    }
-
-    fn inbox(&self, run: everstep::RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
-        self.store.inbox(run, after)
-    }
-
-    fn due(
-        &self,
-        now: Timestamp,
-        shards: &ShardSet,
-        after: Option<(Timestamp, everstep::RunNo)>,
-        limit: usize,
-    ) -> Result<Due, StoreError> {
-        self.store.due(now, shards, after, limit)
-    }
-
-    fn live(
-        &self,
-        shards: &ShardSet,
-        after: Option<everstep::RunNo>,
-        limit: usize,
-    ) -> Result<Vec<DueRun>, StoreError> {
-        self.store.live(shards, after, limit)
-    }
-
-    fn paused(
-        &self,
-        shards: &ShardSet,
-        after: Option<everstep::RunNo>,
-        limit: usize,
-    ) -> Result<Vec<everstep::store::PausedRun>, StoreError> {
-        self.store.paused(shards, after, limit)
-    }
-
-    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
-        self.store.census(now, shards)
-    }
-
-    fn list(
-        &self,
-        filter: &Filter,
-        after: Option<everstep::RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunRow>, StoreError> {
-        self.store.list(filter, after, limit)
-    }
-
-    fn tally(&self) -> Result<Vec<everstep::WorkflowCount>, StoreError> {
-        self.store.tally()
-    }
-
-    fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
-        self.store.count(filter)
-    }
-
-    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
-        self.store.count_by_status(filter)
-    }
-
-    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
-        self.store.stats(range)
-    }
-
-    fn queues(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        most: u64,
-    ) -> Result<Vec<QueueRow>, StoreError> {
-        self.store.queues(after, limit, most)
-    }
-
-    fn children(&self, parent: everstep::RunNo) -> Result<Vec<RunId>, StoreError> {
-        self.store.children(parent)
-    }
-
-    fn history(
-        &self,
-        run: everstep::RunNo,
-        after: Option<&[u8]>,
-        limit: usize,
-    ) -> Result<Vec<Put>, StoreError> {
-        self.store.history(run, after, limit)
-    }
-
-    fn state(&self, run: everstep::RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
-        self.store.state(run)
-    }
-
-    fn stream(
-        &self,
-        run: everstep::RunNo,
-        stream: &str,
-        from: u64,
-        limit: usize,
-    ) -> Result<Option<StreamPage>, StoreError> {
-        self.store.stream(run, stream, from, limit)
-    }
-
-    fn streams(&self, run: everstep::RunNo) -> Result<Vec<StreamExtent>, StoreError> {
-        self.store.streams(run)
-    }
-
-    fn streams_grown(
-        &self,
-        asked: &[(everstep::RunNo, String, u64)],
-    ) -> Result<Vec<usize>, StoreError> {
-        self.store.streams_grown(asked)
-    }
-
-    fn finished(
-        &self,
-        runs: &[everstep::RunNo],
-    ) -> Result<Vec<(everstep::RunNo, Option<Finished>)>, StoreError> {
-        self.store.finished(runs)
-    }
-
-    fn answers(&self, requests: &[uuid::Uuid]) -> Result<Vec<(uuid::Uuid, Answer)>, StoreError> {
-        self.store.answers(requests)
-    }
-
-    fn dead_letters(
-        &self,
-        filter: &LetterFilter,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.store.dead_letters(filter, after, limit)
-    }
-
-    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
-        self.store.event(name)
-    }
-
-    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
-        self.store.events_to_tend(now)
-    }
-
-    fn queue_item(
-        &self,
-        item: everstep::ItemId,
-    ) -> Result<Option<everstep::store::ItemRow>, StoreError> {
-        self.store.queue_item(item)
-    }
-
-    fn queue_items(
-        &self,
-        queue: &str,
-        state: Option<everstep::ItemState>,
-        after: Option<everstep::ItemId>,
-        limit: usize,
-    ) -> Result<Vec<everstep::store::ItemRow>, StoreError> {
-        self.store.queue_items(queue, state, after, limit)
-    }
-
-    fn queue_stats(&self, queue: &str) -> Result<everstep::QueueStats, StoreError> {
-        self.store.queue_stats(queue)
-    }
-
-    fn queue_outlook(
-        &self,
-        queue: &str,
-        now: Timestamp,
-    ) -> Result<everstep::store::QueueOutlook, StoreError> {
-        self.store.queue_outlook(queue, now)
-    }
-
-    fn queue_ended(
-        &self,
-        items: &[everstep::ItemId],
-    ) -> Result<Vec<(everstep::ItemId, Option<Vec<u8>>)>, StoreError> {
-        self.store.queue_ended(items)
-    }
-
-    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
-        self.store.schedule(name)
-    }
-
-    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.store.schedules(after, limit)
-    }
-
-    fn due_schedules(
-        &self,
-        now: Timestamp,
-        after: Option<(Timestamp, &str)>,
-        limit: usize,
-    ) -> Result<DueSchedules, StoreError> {
-        self.store.due_schedules(now, after, limit)
-    }
-
-    fn queued_schedules(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.store.queued_schedules(after, limit)
-    }
-
-    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.store.first_place_lost()
-    }
-
-    fn limit_places(&self, run: everstep::RunNo) -> Result<Vec<LimitPlace>, StoreError> {
-        self.store.limit_places(run)
-    }
-
-    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
-        self.store.limits(name, limit)
-    }
-
-    fn begin_audit(&self, begun: &everstep::store::NewAudit) -> Result<u64, StoreError> {
-        self.store.begin_audit(begun)
-    }
-
-    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
-        self.store.end_audit(no, outcome)
-    }
-
-    fn audits(
-        &self,
-        before: Option<u64>,
-        limit: usize,
-    ) -> Result<Vec<everstep::store::AuditRow>, StoreError> {
-        self.store.audits(before, limit)
-    }
-
-    fn delete_audits(
-        &self,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Option<Timestamp>, StoreError> {
-        self.store.delete_audits(before, limit)
-    }
-
-    fn add_api_token(&self, token: &everstep::store::ApiTokenRow) -> Result<bool, StoreError> {
-        self.store.add_api_token(token)
-    }
-
-    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
-        self.store.remove_api_token(name)
-    }
-
-    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
-        self.store.note_api_token_used(name, at)
-    }
-
-    fn api_tokens(&self) -> Result<Vec<everstep::store::ApiTokenRow>, StoreError> {
-        self.store.api_tokens()
-    }
-
-    fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
-        self.store.register_runner(runner)
-    }
-
-    fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
-        self.store.heartbeat(fence, now, lease)
-    }
-
-    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
-        self.store.pools()
-    }
-
-    fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
-        self.store.runners()
-    }
-
-    fn take_shards(
-        &self,
-        fence: Fence,
-        now: Timestamp,
-        wanted: &ShardSet,
-        dead: &[uuid::Uuid],
-    ) -> Result<Option<ShardSet>, StoreError> {
-        self.store.take_shards(fence, now, wanted, dead)
-    }
-
-    fn runner_is_dead(&self, runner: uuid::Uuid) -> bool {
-        self.store.runner_is_dead(runner)
-    }
-
-    fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
-        self.store.release_shards(fence, shards)
-    }
-
-    fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
-        self.store.deregister_runner(fence)
-    }
-
-    fn wake_others(&self, me: Option<uuid::Uuid>, runs: &[everstep::RunNo]) {
-        self.store.wake_others(me, runs)
-    }
-
-    fn on_wake(&self, me: uuid::Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
-        self.store.on_wake(me, wake)
-    }
-
-    fn counters(&self) -> everstep::store::StoreCounters {
-        self.store.counters()
     }
 }
 

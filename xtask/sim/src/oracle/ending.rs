@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, PoisonError},
 };
 
 use everstep::{
@@ -70,7 +70,10 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         judgement.check_events();
         judgement.check_deferreds();
     }
-    std::mem::take(&mut ledger.book().violations)
+    let mut violations = std::mem::take(&mut ledger.book().violations);
+    let written = left.server.violations.lock();
+    violations.append(&mut written.unwrap_or_else(PoisonError::into_inner));
+    violations
 }
 
 /// What the code of each run takes in a cold replay, in order.

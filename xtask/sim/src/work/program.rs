@@ -2,8 +2,10 @@
 
 use std::{fmt, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 /// What a run does, from start to end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Program {
     /// The version of the workflow that its run is started with.
     pub(crate) version: u32,
@@ -12,14 +14,14 @@ pub(crate) struct Program {
 }
 
 /// How a program ends by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum End {
     Completes,
     Fails,
 }
 
 /// One operation. Its `id` is its own in the whole program, and names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Op {
     Step(StepOp),
     Sleep {
@@ -57,7 +59,7 @@ pub(crate) enum Op {
 }
 
 /// A wait for an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EventOp {
     pub(crate) id: u32,
     pub(crate) event: usize,
@@ -67,7 +69,7 @@ pub(crate) struct EventOp {
 }
 
 /// A deferred: its token is handed out, then it is looked at and waited for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeferredOp {
     pub(crate) id: u32,
     pub(crate) settler: Settler,
@@ -82,7 +84,7 @@ pub(crate) struct DeferredOp {
 }
 
 /// Who settles a deferred, besides clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Settler {
     /// The body that has its token.
     Body,
@@ -93,7 +95,7 @@ pub(crate) enum Settler {
 }
 
 /// How the parts of an operation are performed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum How {
     /// `ctx.join` of branches.
     Join,
@@ -137,7 +139,7 @@ impl How {
 }
 
 /// A step and its body.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StepOp {
     pub(crate) id: u32,
     pub(crate) body: Body,
@@ -158,7 +160,7 @@ pub(crate) struct StepOp {
 }
 
 /// Where a body runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Body {
     /// On the engine thread, as a future.
     Async,

@@ -7,9 +7,10 @@
 use std::time::Duration;
 
 use everstep::testing::simulation::{self, At, Fault, Faults, Rng};
+use serde::{Deserialize, Serialize};
 
 /// A span of time in a life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Window {
     pub(crate) from: Duration,
     pub(crate) to: Duration,
@@ -22,7 +23,7 @@ impl Window {
 }
 
 /// What goes wrong in a life, and how often.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Sky {
     /// Faults stop at this time.
     pub(crate) calm_after: Duration,

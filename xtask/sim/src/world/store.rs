@@ -20,16 +20,24 @@ use std::{
 };
 
 use everstep::{
-    ItemId, RunId, RunNo, Timestamp,
-    store::*,
-    testing::simulation::{self, SimProcess},
+    RunNo, Timestamp,
+    store::{
+        Applied, Batch, InboxRow, MemoryStore, Outcome, Store, StoreError, WakeFn, WakeGuard, Write,
+    },
+    testing::{
+        around::{Around, Call},
+        internal,
+        simulation::{self, SimProcess},
+    },
 };
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::sky::Sky;
+use crate::oracle::{Promise, Violation};
 
 /// What kind of store it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     /// A file: the processes are on one machine, the store has no clock, and a process that has ended is
     /// known to have.
@@ -56,6 +64,8 @@ pub(crate) struct Server {
     ahead_ms: i64,
     /// How much faster its clock goes, in millionths.
     ppm: i64,
+    /// Promises that were seen to be broken by what was written.
+    pub(crate) violations: Mutex<Vec<Violation>>,
     /// Where wake-ups are while they are on their way.
     network: SimProcess,
     runners: Mutex<BTreeMap<Uuid, Runner>>,
@@ -83,6 +93,7 @@ impl Server {
             sky,
             ahead_ms,
             ppm,
+            violations: Mutex::default(),
             network: simulation::new_process("network"),
             runners: Mutex::default(),
         })
@@ -106,6 +117,47 @@ impl Server {
         Timestamp::from_millis(right + self.ahead_ms + passed * self.ppm / 1_000_000)
     }
 
+    /// Makes a batch, and checks what only the moment shows: no listen runs out of time over a message
+    /// that is there.
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
+        let unread: Vec<_> = batch.writes.iter().map(|write| self.passed_over(write)).collect();
+        let applied = self.data.commit(batch)?;
+        for (passed_over, outcome) in unread.into_iter().zip(&applied.outcomes) {
+            if let (Some(what), Outcome::Committed(_)) = (passed_over, outcome) {
+                let promise = Promise::NothingSentIsLost;
+                lock(&self.violations).push(Violation { promise, what });
+            }
+        }
+        Ok(applied)
+    }
+
+    /// A message that is unread, and that this write does not take though it is the end of a wait for it.
+    fn passed_over(&self, write: &Write) -> Option<String> {
+        let Write::Commit(commit) = write else {
+            return None;
+        };
+        // An entry is written again when the code takes it.
+        let history = self.data.history(commit.run, None, usize::MAX).unwrap_or_default();
+        let known: Vec<String> = history.iter().filter_map(internal::timed_out_at).collect();
+        let mut ends = commit.puts.iter().filter_map(internal::timed_out_at);
+        ends.find_map(|at| {
+            if known.contains(&at) {
+                return None;
+            }
+            let name = at.rsplit('/').next().unwrap_or_default();
+            let inbox = self.data.inbox(commit.run, 0).ok()?;
+            // Answers are for other waits.
+            let is_for = |row: &&InboxRow| {
+                row.wait.is_none()
+                    && name.starts_with(&row.name)
+                    && !commit.consumed.contains(&row.seq)
+            };
+            let row = inbox.iter().find(is_for)?;
+            let (run, seq) = (commit.run, row.seq);
+            Some(format!("`{at}` of {run:?} ran out of time over message {seq}, which was there"))
+        })
+    }
+
     fn count(&self, error: StoreError) -> StoreError {
         let counts = &self.counts;
         counts.errors.fetch_add(1, Ordering::Relaxed);
@@ -125,15 +177,6 @@ pub(crate) struct SimStore {
     known: Mutex<Option<(Timestamp, Instant)>>,
 }
 
-/// What is lost if the answer to a call does not come.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Call {
-    Read,
-    /// A change that is not a batch: whether it was made is not known after a lost answer.
-    Write,
-    Commit,
-}
-
 impl SimStore {
     fn store(&self) -> String {
         let kind = match self.server.kind {
@@ -151,37 +194,8 @@ impl SimStore {
         StoreError::UnknownOutcome { store: self.store(), source: "the connection was lost".into() }
     }
 
-    fn call<T>(
-        &self,
-        call: Call,
-        make: impl FnOnce(&MemoryStore) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        on_its_way(self.sheltered, &self.server.sky, "asked");
-        if simulation::is_dead() {
-            // It unwinds, or is about to.
-            return Err(StoreError::Closed { store: self.store() });
-        }
-        if !self.sheltered
-            && let Some(error) = self.trouble(call)
-        {
-            simulation::point("refused");
-            return Err(self.server.count(error));
-        }
-        let answer = make(&self.server.data)?;
-        simulation::point("made");
-        on_its_way(self.sheltered, &self.server.sky, "answered");
-        if !self.sheltered && self.server.sky.happens(self.server.sky.lost_answers) {
-            let error = match call {
-                Call::Read | Call::Write => self.io("the answer was lost"),
-                Call::Commit => self.unknown(),
-            };
-            return Err(self.server.count(error));
-        }
-        Ok(answer)
-    }
-
     /// Why nothing is done now.
-    fn trouble(&self, call: Call) -> Option<StoreError> {
+    fn trouble(&self, call: Call<'_>) -> Option<StoreError> {
         let sky = &self.server.sky;
         if sky.is_away() {
             if self.server.kind == Kind::Database {
@@ -189,7 +203,7 @@ impl SimStore {
             }
             return Some(self.io("nobody answers"));
         }
-        if call != Call::Read && sky.is_full() {
+        if !matches!(call, Call::Read(_)) && sky.is_full() {
             return Some(StoreError::Full {
                 store: self.store(),
                 source: "no space is left".into(),
@@ -201,32 +215,10 @@ impl SimStore {
         if sky.happens(sky.failures) {
             return Some(self.io("the request was lost"));
         }
-        if call == Call::Commit && sky.happens(sky.lost_commits) {
+        if matches!(call, Call::Commit(_)) && sky.happens(sky.lost_commits) {
             return Some(self.unknown());
         }
         None
-    }
-
-    fn read<T>(
-        &self,
-        read: impl FnOnce(&MemoryStore) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        self.call(Call::Read, read)
-    }
-
-    fn write<T>(
-        &self,
-        write: impl FnOnce(&MemoryStore) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        self.call(Call::Write, write)
-    }
-
-    /// The time by which leases go: that of the store, if it has one.
-    fn lease_time(&self, now: Timestamp) -> Timestamp {
-        match self.server.kind {
-            Kind::File => now,
-            Kind::Database => self.server.time(),
-        }
     }
 
     /// Has heard the time of the store.
@@ -248,17 +240,67 @@ fn on_its_way(sheltered: bool, sky: &Sky, label: &'static str) {
     }
 }
 
-impl Store for SimStore {
-    fn describe(&self) -> String {
-        self.store()
+impl Around for SimStore {
+    type Inner = MemoryStore;
+
+    fn inner(&self) -> &MemoryStore {
+        &self.server.data
+    }
+
+    fn around<T>(
+        &self,
+        call: Call<'_>,
+        make: impl FnOnce(&MemoryStore) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        on_its_way(self.sheltered, &self.server.sky, "asked");
+        if simulation::is_dead() {
+            // It unwinds, or is about to.
+            return Err(StoreError::Closed { store: self.store() });
+        }
+        if !self.sheltered
+            && let Some(error) = self.trouble(call)
+        {
+            simulation::point("refused");
+            return Err(self.server.count(error));
+        }
+        let answer = make(&self.server.data)?;
+        let said = self.server.time();
+        simulation::point("made");
+        on_its_way(self.sheltered, &self.server.sky, "answered");
+        if !self.sheltered && self.server.sky.happens(self.server.sky.lost_answers) {
+            let error = match call {
+                Call::Commit(_) => self.unknown(),
+                _ => self.io("the answer was lost"),
+            };
+            return Err(self.server.count(error));
+        }
+        if matches!(call, Call::Read("ask_time") | Call::Register(_) | Call::Heartbeat(..)) {
+            self.hear_time(said);
+        }
+        Ok(answer)
+    }
+
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
+        self.around(Call::Commit(batch), |_| self.server.commit(batch))
+    }
+
+    /// The time of the store, if it has one.
+    fn lease_time(&self, now: Timestamp) -> Timestamp {
+        match self.server.kind {
+            Kind::File => now,
+            Kind::Database => self.server.time(),
+        }
     }
 
     fn is_local(&self) -> bool {
         self.server.kind == Kind::File
     }
 
-    fn migrate(&self) -> Result<(), StoreError> {
-        self.write(Store::migrate)
+    fn lanes_max(&self) -> usize {
+        match self.server.kind {
+            Kind::File => 1,
+            Kind::Database => 4,
+        }
     }
 
     fn time(&self) -> Option<Timestamp> {
@@ -275,53 +317,6 @@ impl Store for SimStore {
         let known = *lock(&self.known);
         let is_old = |at| simulation::instant().saturating_duration_since(at) > TIME_LASTS;
         self.server.kind == Kind::Database && known.is_none_or(|(_, at)| is_old(at))
-    }
-
-    fn ask_time(&self) -> Result<(), StoreError> {
-        let said = self.read(|_| Ok(self.server.time()))?;
-        self.hear_time(said);
-        Ok(())
-    }
-
-    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
-        self.call(Call::Commit, |store| store.commit(batch))
-    }
-
-    fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
-        let (fence, said) = self.write(|store| {
-            let (mut runner, said) = (runner.clone(), self.server.time());
-            runner.now = self.lease_time(runner.now);
-            Ok((store.register_runner(&runner)?, said))
-        })?;
-        self.hear_time(said);
-        Ok(fence)
-    }
-
-    fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
-        let (is_held, said) = self.write(|store| {
-            let is_held = store.heartbeat(fence, self.lease_time(now), lease)?;
-            Ok((is_held, self.server.time()))
-        })?;
-        self.hear_time(said);
-        Ok(is_held)
-    }
-
-    fn take_shards(
-        &self,
-        fence: Fence,
-        now: Timestamp,
-        wanted: &ShardSet,
-        dead: &[Uuid],
-    ) -> Result<Option<ShardSet>, StoreError> {
-        self.write(|store| store.take_shards(fence, self.lease_time(now), wanted, dead))
-    }
-
-    fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
-        self.write(|store| store.release_shards(fence, shards))
-    }
-
-    fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
-        self.write(|store| store.deregister_runner(fence))
     }
 
     /// On one machine a process that has ended is known to have.
@@ -345,7 +340,7 @@ impl Store for SimStore {
     }
 
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
-        let registration = self.read(|_| {
+        let registration = self.around(Call::Read("on_wake"), |_| {
             let mut runners = lock(&self.server.runners);
             let before = runners.get(&me).map_or(0, |runner| runner.registration);
             let runner = Runner {
@@ -357,302 +352,6 @@ impl Store for SimStore {
             Ok(before + 1)
         })?;
         Ok(WakeGuard::new(Listening { server: self.server.clone(), me, registration }))
-    }
-
-    fn counters(&self) -> StoreCounters {
-        self.server.data.counters()
-    }
-
-    fn raise_horizon(&self, to: Timestamp) -> Result<(), StoreError> {
-        self.write(|store| store.raise_horizon(to))
-    }
-
-    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
-        self.write(|store| store.sweep(now, limit))
-    }
-
-    fn secret(&self) -> Result<Secret, StoreError> {
-        self.read(Store::secret)
-    }
-
-    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
-        self.read(|store| store.run(target))
-    }
-
-    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
-        self.read(|store| store.load(run))
-    }
-
-    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
-        self.read(|store| store.inbox(run, after))
-    }
-
-    fn due(
-        &self,
-        now: Timestamp,
-        shards: &ShardSet,
-        after: Option<(Timestamp, RunNo)>,
-        limit: usize,
-    ) -> Result<Due, StoreError> {
-        self.read(|store| store.due(now, shards, after, limit))
-    }
-
-    fn live(
-        &self,
-        shards: &ShardSet,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<DueRun>, StoreError> {
-        self.read(|store| store.live(shards, after, limit))
-    }
-
-    fn paused(
-        &self,
-        shards: &ShardSet,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<PausedRun>, StoreError> {
-        self.read(|store| store.paused(shards, after, limit))
-    }
-
-    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
-        self.read(|store| store.census(now, shards))
-    }
-
-    fn list(
-        &self,
-        filter: &Filter,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunRow>, StoreError> {
-        self.read(|store| store.list(filter, after, limit))
-    }
-
-    fn find(
-        &self,
-        filter: &Filter,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunId>, StoreError> {
-        self.read(|store| store.find(filter, after, limit))
-    }
-
-    fn finished_before(
-        &self,
-        workflow: &str,
-        status: RunStatus,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
-        self.read(|store| store.finished_before(workflow, status, before, limit))
-    }
-
-    fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
-        self.read(|store| store.count(filter))
-    }
-
-    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
-        self.read(|store| store.count_by_status(filter))
-    }
-
-    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
-        self.read(|store| store.stats(range))
-    }
-
-    fn horizon(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.read(|store| store.horizon())
-    }
-
-    fn queues(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        most: u64,
-    ) -> Result<Vec<QueueRow>, StoreError> {
-        self.read(|store| store.queues(after, limit, most))
-    }
-
-    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> {
-        self.read(|store| store.children(parent))
-    }
-
-    fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> {
-        self.read(|store| store.unread(run, after, limit))
-    }
-
-    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
-        self.read(|store| store.tally())
-    }
-
-    fn history(
-        &self,
-        run: RunNo,
-        after: Option<&[u8]>,
-        limit: usize,
-    ) -> Result<Vec<Put>, StoreError> {
-        self.read(|store| store.history(run, after, limit))
-    }
-
-    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
-        self.read(|store| store.state(run))
-    }
-
-    fn stream(
-        &self,
-        run: RunNo,
-        stream: &str,
-        from: u64,
-        limit: usize,
-    ) -> Result<Option<StreamPage>, StoreError> {
-        self.read(|store| store.stream(run, stream, from, limit))
-    }
-
-    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
-        self.read(|store| store.streams(run))
-    }
-
-    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
-        self.read(|store| store.streams_grown(asked))
-    }
-
-    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
-        self.read(|store| store.finished(runs))
-    }
-
-    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> {
-        self.read(|store| store.answers(requests))
-    }
-
-    fn dead_letters(
-        &self,
-        filter: &LetterFilter,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.read(|store| store.dead_letters(filter, after, limit))
-    }
-
-    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
-        self.read(|store| store.event(name))
-    }
-
-    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
-        self.read(|store| store.events_to_tend(now))
-    }
-
-    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
-        self.read(|store| store.queue_item(item))
-    }
-
-    fn queue_items(
-        &self,
-        queue: &str,
-        state: Option<ItemState>,
-        after: Option<ItemId>,
-        limit: usize,
-    ) -> Result<Vec<ItemRow>, StoreError> {
-        self.read(|store| store.queue_items(queue, state, after, limit))
-    }
-
-    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
-        self.read(|store| store.queue_stats(queue))
-    }
-
-    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
-        self.read(|store| store.queue_outlook(queue, now))
-    }
-
-    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.read(|store| store.first_place_lost())
-    }
-
-    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
-        self.read(|store| store.queue_ended(items))
-    }
-
-    fn has_old_generations(&self) -> Result<bool, StoreError> {
-        self.read(|store| store.has_old_generations())
-    }
-
-    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
-        self.read(|store| store.schedule(name))
-    }
-
-    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.read(|store| store.schedules(after, limit))
-    }
-
-    fn due_schedules(
-        &self,
-        now: Timestamp,
-        after: Option<(Timestamp, &str)>,
-        limit: usize,
-    ) -> Result<DueSchedules, StoreError> {
-        self.read(|store| store.due_schedules(now, after, limit))
-    }
-
-    fn queued_schedules(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.read(|store| store.queued_schedules(after, limit))
-    }
-
-    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
-        self.read(|store| store.limit_places(run))
-    }
-
-    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
-        self.read(|store| store.limits(name, limit))
-    }
-
-    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> {
-        self.write(|store| store.begin_audit(begun))
-    }
-
-    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
-        self.write(|store| store.end_audit(no, outcome))
-    }
-
-    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError> {
-        self.read(|store| store.audits(before, limit))
-    }
-
-    fn delete_audits(
-        &self,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Option<Timestamp>, StoreError> {
-        self.write(|store| store.delete_audits(before, limit))
-    }
-
-    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError> {
-        self.write(|store| store.add_api_token(token))
-    }
-
-    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
-        self.write(|store| store.remove_api_token(name))
-    }
-
-    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
-        self.write(|store| store.note_api_token_used(name, at))
-    }
-
-    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
-        self.read(Store::api_tokens)
-    }
-
-    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
-        self.read(|store| store.examine(ask))
-    }
-
-    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
-        self.read(Store::pools)
-    }
-
-    fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
-        self.read(Store::runners)
     }
 }
 

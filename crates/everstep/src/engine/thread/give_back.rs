@@ -7,6 +7,7 @@ use super::{Task, Worker, away::Leaving};
 use crate::{
     engine::mailbox::{HeldUp, Release},
     run_id::ShardId,
+    sabotage::Sabotage,
     seam,
     store::ShardSet,
 };
@@ -69,7 +70,10 @@ impl Worker {
         if self.releasing.is_empty() {
             return;
         }
-        let busy: ShardSet = self.tasks.iter().flatten().map(|t| t.shard).collect();
+        let mut busy: ShardSet = self.tasks.iter().flatten().map(|t| t.shard).collect();
+        if self.shared.settings.breaks(Sabotage::ReleaseBusy) {
+            busy = ShardSet::EMPTY;
+        }
         self.releasing.retain_mut(|release| {
             let is_busy = |shard: &ShardId| busy.contains(*shard);
             let (kept, freed): (Vec<_>, Vec<_>) = release.shards.iter().partition(is_busy);

@@ -435,6 +435,26 @@ fn a_run_without_code_says_so_whatever_comes_in_between() {
     }
 }
 
+/// A suspect waited for a place to move in. It got its pass, found no place and gave the pass back, which
+/// woke its thread: that tried again at once, for as long as there was no place.
+#[test]
+fn a_suspect_that_waits_for_a_place_does_not_keep_its_thread_busy() {
+    let code = |_: Ctx, ()| async { Ok(()) };
+    let crowded = fixture::shared_running(|settings| settings.max_live_runs = 1, code);
+    let mut bench = Bench::of(crowded);
+    let fence = bench.begin();
+    let run = fixture::start(&bench.store, fence);
+    assert!(bench.shared.reserve());
+    bench.worker.suspects.push_back((run.no(), 0));
+    bench.shared.threads[0].take();
+    bench.worker.admit_held();
+    assert_eq!(bench.shared.threads[0].take().len(), 0);
+    bench.shared.release();
+    assert_eq!(bench.shared.threads[0].take().len(), 1, "it is told of the place");
+    bench.worker.admit_held();
+    assert!(bench.worker.suspects.is_empty() && bench.worker.loading.contains_key(&run.no()));
+}
+
 /// An engine that has stopped looked again and again at a run that it could not write about.
 #[test]
 fn a_stopped_engine_does_not_look_again() {

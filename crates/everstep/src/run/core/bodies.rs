@@ -423,6 +423,11 @@ impl Core {
             st.released = true;
             return true;
         }
+        if self.env.settings.breaks(Sabotage::NumberOnArrival) {
+            let number = st.taken + 1 + st.available.len() as u64;
+            let slot = st.history.get_mut(&key);
+            slot.into_iter().for_each(|slot| slot.entry.number = Some(number));
+        }
         st.make_available(id);
         false
     }

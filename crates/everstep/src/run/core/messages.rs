@@ -6,6 +6,7 @@ use super::{Core, ListenSpec, Phase, timers::Timer};
 use crate::{
     commit::{Effect, EffectDone, InboxRow, Receipt},
     history::{Entry, EntryValue, Key, OpId},
+    sabotage::Sabotage,
     time::When,
 };
 
@@ -50,6 +51,9 @@ impl Core {
             if row.wait.is_some() {
                 answers.push(row);
             } else {
+                if self.env.settings.breaks(Sabotage::ConsumeEarly) {
+                    st.consumed.push(row.seq);
+                }
                 names.insert(row.name);
             }
         }
@@ -66,6 +70,7 @@ impl Core {
         let mut ids: Vec<_> = listening.map(|(id, op)| (op.born, op.key.clone(), id)).collect();
         ids.sort();
         for (_, _, id) in ids {
+            st.recall_timeout(id);
             if let Some(op) = st.ops.get(id)
                 && matches!(op.phase, Phase::Listening { .. })
             {

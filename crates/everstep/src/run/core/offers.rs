@@ -4,7 +4,7 @@
 //! completion, one at a time, while the run is quiet. The number is given when the workflow takes
 //! it. Replay offers exactly the recorded numbers. The one shortcut is in [`Core::finish_body`].
 
-use super::{Core, Mode, Phase, State};
+use super::{Core, Mode, Phase, State, timers::Timer};
 use crate::{
     history::{Entry, EntryKind, EntryValue, OpId, TakenMessage},
     sabotage::Sabotage,
@@ -64,6 +64,10 @@ impl Core {
                 let number = *number;
                 st.replay.pop_front();
                 number
+            }
+            _ if self.env.settings.breaks(Sabotage::NumberOnArrival) => {
+                let number = st.history.get(&key).and_then(|slot| slot.entry.number);
+                number.unwrap_or(st.taken + 1)
             }
             _ => st.taken + 1,
         };
@@ -170,14 +174,19 @@ impl State {
             match self.ops.get_mut(id) {
                 Some(op) if op.declined => place += 1,
                 Some(op) => {
-                    let waits =
-                        matches!(op.phase, Phase::Listening { .. } | Phase::Awaiting { .. });
-                    let gone = waits && !op.has_come(&self.inbox);
-                    if !gone {
+                    let waits = match op.phase {
+                        Phase::Listening { wake_at } | Phase::Awaiting { wake_at } => Some(wake_at),
+                        _ => None,
+                    };
+                    let Some(wake_at) = waits.filter(|_| !op.has_come(&self.inbox)) else {
                         return Some((place, id));
-                    }
+                    };
                     op.queued = false;
                     self.available.remove(place);
+                    // Its timer may have gone off while the message was there, which counted.
+                    if let Some(at) = wake_at {
+                        self.arm(at, id, Timer::Wake);
+                    }
                 }
                 None => _ = self.available.remove(place),
             }

@@ -205,6 +205,20 @@ impl Core {
 }
 
 impl State {
+    /// Something has come for a wait whose timeout is in no commit yet: it waits on, and takes it.
+    pub(crate) fn recall_timeout(&mut self, id: OpId) {
+        let Some(place) = self.timeouts.iter().position(|it| *it == id) else {
+            return;
+        };
+        self.timeouts.remove(place);
+        let Some(op) = self.ops.get_mut(id) else { return };
+        let wake_at = self.history.get(&op.key).and_then(|slot| slot.entry.wake_at);
+        op.phase = match op.kind.answered_by() {
+            Some(_) => Phase::Awaiting { wake_at },
+            None => Phase::Listening { wake_at },
+        };
+    }
+
     pub(crate) fn arm(&mut self, at: Timestamp, id: OpId, timer: Timer) {
         self.timers.push(Reverse((at, id, timer)));
     }

@@ -224,6 +224,51 @@ fn a_wait_does_not_run_out_before_it_is_registered() {
     }
 }
 
+/// The time of a wait ran out while a commit was in flight. A message that came before the next commit
+/// was known to that commit, so the store had no reason to refuse it: the wait ended with nothing,
+/// although its message was there.
+#[test]
+fn a_message_that_comes_while_a_timeout_waits_to_be_committed_wins() {
+    let mut owner = Owner::start(workflow(|ctx: Ctx| async move {
+        let listen = async { ctx.listen::<String>("go").timeout(Duration::from_secs(5)).await };
+        let works = async {
+            work(&ctx, "a").await?;
+            work(&ctx, "b").await
+        };
+        let (got, _) = futures::try_join!(listen, works)?;
+        Ok(got.unwrap_or_else(|| "nothing".to_owned()))
+    }));
+    owner.settle();
+    let_go("a");
+    owner.drive();
+    assert!(owner.in_flight());
+    owner.set_now(super::owner::BEGINNING + Duration::from_secs(5));
+    owner.drive();
+    owner.deliver("go", "now");
+    owner.tell();
+    owner.finish_all();
+    assert_eq!(owner.output::<String>(), "now");
+}
+
+/// The time of a wait ran out in the drive in which a message came. The message was there, so nothing
+/// was recorded; then another wait took the message, and the first one never ended.
+#[test]
+fn a_wait_whose_message_another_takes_at_its_deadline_runs_out() {
+    let mut owner = Owner::start(workflow(|ctx: Ctx| async move {
+        let first = async { ctx.listen::<String>("go").await };
+        let second = async { ctx.listen::<String>("go").timeout(Duration::from_secs(5)).await };
+        let (first, second) = futures::try_join!(first, second)?;
+        Ok(format!("{first}, {second:?}"))
+    }));
+    owner.settle();
+    owner.set_now(super::owner::BEGINNING + Duration::from_secs(5));
+    owner.deliver("go", "now");
+    owner.tell();
+    owner.settle();
+    owner.finish_all();
+    assert_eq!(owner.output::<String>(), "now, None");
+}
+
 #[test]
 fn a_timeout_that_was_refused_is_not_stored_by_the_next_commit() {
     // A refused commit is sent again with what it held. It held that the time of `slow` had run

@@ -293,7 +293,7 @@ fn a_calendar_that_is_set_moves_no_other_clock() {
 #[test]
 fn what_a_point_does_is_configured() {
     let order = |clock_points, goes_on| {
-        let config = Config { clock_points, goes_on, is_traced: false, ..Config::default() };
+        let config = Config { clock_points, goes_on, trace: Trace::Off, ..Config::default() };
         let order: Arc<Leaf<Vec<u32>>> = Arc::default();
         let seen = order.clone();
         let report = simulate(10, config, move || {

@@ -1,20 +1,8 @@
 //! Children and those who wait for the end of a run, in memory.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    convert::Infallible,
-};
-
-use super::Data;
-use crate::{
-    run_id::{RunId, RunNo},
-    store::{
-        Finished,
-        rules::{
-            children::{ChildRow, ChildTables},
-            tables::Waiter,
-        },
-    },
+use super::{
+    rows::{ChildRow, ChildTables, Of, Waiter},
+    *,
 };
 
 /// The rows.
@@ -53,13 +41,8 @@ impl ChildTables for Data {
         Ok(taken.into_iter().map(|(_, waiter)| waiter).collect())
     }
 
-    fn remove_watches(&mut self, waiter: &Waiter) -> Result<(), Infallible> {
-        self.children.watchers.retain(|(_, other)| other != waiter);
-        Ok(())
-    }
-
-    fn remove_watches_of_run(&mut self, run: RunNo) -> Result<(), Infallible> {
-        self.children.watchers.retain(|(_, other)| other.run != run);
+    fn remove_watches(&mut self, of: Of<'_>) -> Result<(), Infallible> {
+        self.children.watchers.retain(|(_, waiter)| !of.includes(waiter));
         Ok(())
     }
 

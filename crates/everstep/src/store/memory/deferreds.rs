@@ -1,25 +1,15 @@
 //! The rows of deferreds in memory.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    convert::Infallible,
-};
-
-use super::Data;
-use crate::{
-    run_id::RunNo,
-    store::rules::{
-        deferreds::{DeferredTables, Place, SettledRow},
-        tables::Waiter,
-    },
-    token::Secret,
+use super::{
+    rows::{DeferredId, DeferredTables, Of, SettledRow, Waiter},
+    *,
 };
 
 #[derive(Clone)]
 pub(super) struct Deferreds {
     pub(super) secret: Secret,
-    settled: BTreeMap<Place, SettledRow>,
-    pub(super) waits: BTreeSet<(Place, Vec<u8>)>,
+    settled: BTreeMap<DeferredId, SettledRow>,
+    pub(super) waits: BTreeSet<(DeferredId, Vec<u8>)>,
 }
 
 impl Default for Deferreds {
@@ -41,23 +31,23 @@ impl Data {
 }
 
 impl DeferredTables for Data {
-    fn settled(&mut self, of: &Place) -> Result<Option<SettledRow>, Infallible> {
+    fn settled(&mut self, of: &DeferredId) -> Result<Option<SettledRow>, Infallible> {
         Ok(self.deferreds.settled.get(of).cloned())
     }
 
-    fn put_settled(&mut self, of: &Place, row: &SettledRow) -> Result<(), Infallible> {
+    fn put_settled(&mut self, of: &DeferredId, row: &SettledRow) -> Result<(), Infallible> {
         self.deferreds.settled.insert(*of, row.clone());
         self.rows_written += 1;
         Ok(())
     }
 
-    fn add_deferred_wait(&mut self, of: &Place, key: &[u8]) -> Result<(), Infallible> {
+    fn add_deferred_wait(&mut self, of: &DeferredId, key: &[u8]) -> Result<(), Infallible> {
         self.deferreds.waits.insert((*of, key.to_vec()));
         self.rows_written += 1;
         Ok(())
     }
 
-    fn take_deferred_waits(&mut self, of: &Place) -> Result<Vec<Vec<u8>>, Infallible> {
+    fn take_deferred_waits(&mut self, of: &DeferredId) -> Result<Vec<Vec<u8>>, Infallible> {
         let waits = self.deferreds.waits.iter();
         let keys = waits.filter(|(place, _)| place == of);
         let keys = keys.map(|(_, key)| key.clone()).collect();
@@ -65,20 +55,16 @@ impl DeferredTables for Data {
         Ok(keys)
     }
 
-    fn remove_deferred_wait(&mut self, waiter: &Waiter) -> Result<(), Infallible> {
-        self.deferreds.waits.retain(|(place, key)| {
-            place.run != waiter.run || place.generation != waiter.generation || *key != waiter.key
+    fn remove_deferred_waits(&mut self, of: Of<'_>) -> Result<(), Infallible> {
+        self.deferreds.waits.retain(|(DeferredId { run, generation, .. }, key)| {
+            let (run, generation, key) = (*run, *generation, key.clone());
+            !of.includes(&Waiter { run, generation, key })
         });
         Ok(())
     }
 
-    fn remove_deferred_waits(&mut self, run: RunNo) -> Result<(), Infallible> {
-        self.deferreds.waits.retain(|(place, _)| place.run != run);
-        Ok(())
-    }
-
     fn remove_settled_before(&mut self, run: RunNo, generation: u32) -> Result<(), Infallible> {
-        let kept = |place: &Place| place.run != run || place.generation >= generation;
+        let kept = |place: &DeferredId| place.run != run || place.generation >= generation;
         self.deferreds.settled.retain(|place, _| kept(place));
         Ok(())
     }

@@ -1,8 +1,7 @@
 //! What the doctor asks of the store in memory. It has no tables that could come to differ, so there
 //! are only its runs to be looked at, and nothing to be mended.
 
-use super::*;
-use crate::store::rules::tables::Waiter;
+use super::{rows::Waiter, *};
 
 impl Data {
     pub(super) fn examine(&self, ask: &Ask) -> Facts {

@@ -1,20 +1,8 @@
 //! Events in memory.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    convert::Infallible,
-    ops::Bound,
-};
-
-use super::Data;
-use crate::{
-    commit::{Deliver, EventRow, InboxRow},
-    run_id::RunNo,
-    store::rules::{
-        events::{EventName, EventTables, EventWaiter, StoredEvent},
-        tables::Waiter,
-    },
-    time::Timestamp,
+use super::{
+    rows::{EventName, EventTables, EventWaiter, Of, StoredEvent, Waiter},
+    *,
 };
 
 /// Everything about events.
@@ -182,16 +170,11 @@ impl EventTables for Data {
         Ok(found.cloned().collect())
     }
 
-    fn waiter_of(&mut self, waiter: &Waiter) -> Result<Option<EventWaiter>, Infallible> {
-        let place = self.events.by_operation.get(waiter);
-        Ok(place.and_then(|place| self.events.waiters.get(place).cloned()))
-    }
-
-    fn waiters_of_run(&mut self, run: RunNo) -> Result<Vec<EventWaiter>, Infallible> {
-        let first = Waiter { run, generation: 0, key: Vec::new() };
-        let own = self.events.by_operation.range(first..);
-        let own = own.take_while(|(waiter, _)| waiter.run == run);
-        Ok(own.filter_map(|(_, place)| self.events.waiters.get(place).cloned()).collect())
+    fn waiters_of(&mut self, of: Of<'_>) -> Result<Vec<EventWaiter>, Infallible> {
+        let rest = self.events.by_operation.range(Waiter::first_of(of.run())..);
+        let of_run = rest.take_while(|(waiter, _)| waiter.run == of.run());
+        let meant = of_run.filter(|(waiter, _)| of.includes(waiter));
+        Ok(meant.filter_map(|(_, place)| self.events.waiters.get(place).cloned()).collect())
     }
 
     fn write_given(&mut self, waiter: &EventWaiter, seq: u64) -> Result<(), Infallible> {
@@ -238,21 +221,20 @@ impl EventTables for Data {
         Ok(())
     }
 
-    fn event_dedupe(&mut self, name: &str, key: &str) -> Result<Option<Timestamp>, Infallible> {
-        let place = (name.to_owned(), key.to_owned());
-        Ok(self.events.dedupes.get(&place).copied())
-    }
-
-    fn write_event_dedupe(
+    fn note_event_dedupe_if_free(
         &mut self,
         name: &str,
         key: &str,
         until: Timestamp,
-    ) -> Result<(), Infallible> {
-        self.rows_written += 1;
+    ) -> Result<bool, Infallible> {
         let place = (name.to_owned(), key.to_owned());
+        let before = self.events.dedupes.get(&place);
+        if before.is_some_and(|before| *before > self.now) {
+            return Ok(false);
+        }
+        self.rows_written += 1;
         self.events.dedupes.insert(place, until);
-        Ok(())
+        Ok(true)
     }
 
     fn delete_event_dedupes(&mut self, limit: usize) -> Result<usize, Infallible> {
@@ -263,10 +245,5 @@ impl EventTables for Data {
             dedupes.remove(place);
         }
         Ok(over.len())
-    }
-
-    fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Infallible> {
-        let taken = self.take_inbox(run, |row| row.on_end.is_some());
-        Ok(taken.into_values().collect())
     }
 }

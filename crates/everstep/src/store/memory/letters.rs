@@ -1,9 +1,16 @@
 //! Messages, requests and dead letters in memory.
 
-use super::*;
-use crate::store::rules::letters::LetterTables;
+use super::{
+    rows::{InboxPart, InboxTables},
+    *,
+};
 
-impl LetterTables for Data {
+impl InboxTables for Data {
+    fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> Result<(), Infallible> {
+        self.change(run, |run| run.inbox.insert(row.seq, row.clone()));
+        Ok(())
+    }
+
     fn inbox_after(&mut self, run: RunNo, seen: u64) -> Result<Vec<InboxRow>, Infallible> {
         let run = self.runs.get(&run);
         Ok(run.map_or_else(Vec::new, |run| run.inbox_after(seen)))
@@ -15,8 +22,12 @@ impl LetterTables for Data {
     }
 
     fn consume(&mut self, run: RunNo, seqs: &[u64]) -> Result<(), Infallible> {
-        self.take_inbox(run, |row| seqs.contains(&row.seq));
+        self.remove_inbox(run, |row| seqs.contains(&row.seq));
         Ok(())
+    }
+
+    fn take_inbox(&mut self, run: RunNo, part: InboxPart<'_>) -> Result<Vec<InboxRow>, Infallible> {
+        Ok(self.remove_inbox(run, |row| part.includes(row)))
     }
 
     fn has_dedupe(&mut self, run: RunNo, key: &str) -> Result<bool, Infallible> {
@@ -39,17 +50,13 @@ impl LetterTables for Data {
         Ok(())
     }
 
-    fn end_requests(&mut self, run: RunNo) -> Result<(), Infallible> {
+    fn end_inbox(&mut self, id: RunId, reason: &str) -> Result<(), Infallible> {
         let requests = self.requests.values_mut();
-        for request in requests.filter(|request| request.run == run) {
+        for request in requests.filter(|request| request.run == id.no()) {
             request.answer.get_or_insert(Answer::RunEnded);
         }
-        Ok(())
-    }
-
-    fn bury_inbox(&mut self, id: RunId) -> Result<(), Infallible> {
         let dies = |row: &InboxRow| row.kind == InboxKind::Message && row.on_end.is_none();
-        for row in self.take_inbox(id.no(), dies).into_values() {
+        for row in self.remove_inbox(id.no(), dies) {
             let delivery = Delivery {
                 target: Target::Id(id),
                 name: row.name,
@@ -59,7 +66,7 @@ impl LetterTables for Data {
                 inbox_max: 0,
                 on_end: OnEnd::Error,
             };
-            self.bury(Some(id.no()), &delivery, rules::LEFT_UNREAD)?;
+            self.bury(Some(id.no()), &delivery, reason)?;
         }
         Ok(())
     }
@@ -103,6 +110,17 @@ impl LetterTables for Data {
 }
 
 impl Data {
+    /// Removes the rows of an inbox that are meant, and gives them.
+    fn remove_inbox(&mut self, no: RunNo, is_meant: impl Fn(&InboxRow) -> bool) -> Vec<InboxRow> {
+        let taken = self.change(no, |run| {
+            let (taken, rest): (BTreeMap<_, _>, _) =
+                std::mem::take(&mut run.inbox).into_iter().partition(|(_, row)| is_meant(row));
+            run.inbox = rest;
+            taken.into_values().collect()
+        });
+        taken.unwrap_or_default()
+    }
+
     /// A dead letter with what its run is now.
     fn shown(&self, letter: &DeadLetter) -> DeadLetter {
         let run = letter.run.and_then(|no| self.runs.get(&no));

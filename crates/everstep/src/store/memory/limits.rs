@@ -1,17 +1,8 @@
 //! Limits and the places under them, in memory.
 
-use std::{collections::BTreeMap, convert::Infallible};
-
-use super::Data;
-use crate::{
-    run_id::RunNo,
-    store::{
-        LimitPlace, LimitRow,
-        rules::{
-            limits::{LimitTables, Place},
-            tables::Waiter,
-        },
-    },
+use super::{
+    rows::{LimitTables, Of, Place, Waiter},
+    *,
 };
 
 /// The rows.
@@ -30,8 +21,7 @@ impl Limits {
     }
 
     pub(super) fn of_run(&self, run: RunNo) -> impl Iterator<Item = &Place> {
-        let first = Waiter { run, generation: 0, key: Vec::new() };
-        let places = self.places.range(first..);
+        let places = self.places.range(Waiter::first_of(run)..);
         let of_run = places.take_while(move |(of, _)| of.run == run);
         of_run.map(|(_, place)| place)
     }
@@ -71,13 +61,6 @@ impl Data {
 }
 
 impl LimitTables for Data {
-    fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), Infallible> {
-        let places = self.limits.places.values();
-        let places = places.filter(|place| place.limit == name && place.limit_key == key);
-        let (given, awaited): (Vec<_>, Vec<_>) = places.partition(|place| place.given);
-        Ok((given.len() as u64, awaited.len() as u64))
-    }
-
     fn limit(&mut self, name: &str, key: &str) -> Result<Option<LimitRow>, Infallible> {
         let key = (name.to_owned(), key.to_owned());
         Ok(self.limits.limits.get(&key).cloned())
@@ -107,10 +90,6 @@ impl LimitTables for Data {
         Ok(())
     }
 
-    fn place(&mut self, of: &Waiter) -> Result<Option<Place>, Infallible> {
-        Ok(self.limits.places.get(of).cloned())
-    }
-
     fn put_place(&mut self, place: &Place) -> Result<(), Infallible> {
         let limits = &mut self.limits;
         if place.given {
@@ -137,51 +116,8 @@ impl LimitTables for Data {
         Ok(here.and_then(|(_, of)| limits.places.get(of)).cloned())
     }
 
-    fn places_of(&mut self, run: RunNo) -> Result<Vec<Place>, Infallible> {
-        Ok(self.limits.of_run(run).cloned().collect())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        commit::{ClaimLimit, LimitRate, LimitRule},
-        store::rules::limits::{Claimed, claim, release},
-        time::Timestamp,
-    };
-
-    fn item(no: u8) -> Waiter {
-        Waiter { run: RunNo(0), generation: 0, key: vec![no] }
-    }
-
-    #[test]
-    fn what_waits_elsewhere_takes_a_place_only_if_one_is_free_now() {
-        let limit = ClaimLimit {
-            limit: "stripe".to_owned(),
-            limit_key: String::new(),
-            rule: LimitRule {
-                concurrency: Some(2),
-                rate: Some(LimitRate { count: 1, per_ms: 1_000, burst: 1 }),
-            },
-        };
-        let data = &mut Data::default();
-        let at = |data: &mut Data, ms, no| {
-            data.now = Timestamp::from_millis(ms);
-            let Ok(claimed) = claim(data, &limit, &item(no));
-            claimed
-        };
-        let later = Claimed::Later(Some(Timestamp::from_millis(11_000)));
-        assert_eq!(at(data, 10_000, 1), Claimed::Taken);
-        assert_eq!(at(data, 10_000, 2), later);
-        assert_eq!(at(data, 10_500, 2), later, "what was not given is not used up");
-        assert_eq!(at(data, 11_000, 2), Claimed::Taken);
-        assert_eq!(at(data, 20_000, 3), Claimed::Later(None));
-        let Ok(()) = release(data, &item(1));
-        assert_eq!(at(data, 20_000, 3), Claimed::Taken);
-        for no in [2, 3] {
-            let Ok(()) = release(data, &item(no));
-        }
-        assert!(data.limits.places.is_empty());
+    fn places(&mut self, of: Of<'_>) -> Result<Vec<Place>, Infallible> {
+        let places = self.limits.of_run(of.run());
+        Ok(places.filter(|place| of.includes(&place.of)).cloned().collect())
     }
 }

@@ -1,15 +1,9 @@
 //! What people look at from above, in memory.
 
-use std::collections::BTreeSet;
-
-use super::{Data, queues::Queues};
-use crate::{
-    commit::RunStatus,
-    run_id::RunId,
-    store::{
-        Filter, QueueRow, StatsRange, StatsRow, StatusCounts,
-        rules::overview::{Durations, duration_ms},
-    },
+use super::{
+    queues::Queues,
+    rows::{Durations, duration_ms},
+    *,
 };
 
 impl Queues {

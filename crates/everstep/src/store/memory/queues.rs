@@ -1,26 +1,10 @@
 //! The items of queues in memory, in the orders in which they are looked for.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    convert::Infallible,
-    ops::Bound,
-    sync::Arc,
-    time::Duration,
+use super::{
+    rows::{HOLDERS, ItemHead, ItemNews, ItemWait, QueueTables, ReadyItem, Waiter, WaitsOf},
+    *,
 };
-
-use super::Data;
-use crate::{
-    commit::ItemId,
-    run_id::RunNo,
-    store::{
-        rules::{
-            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, ReadyItem, Wait, item_of},
-            tables::Waiter,
-        },
-        *,
-    },
-    time::Timestamp,
-};
+use crate::ItemId;
 
 #[derive(Clone, Default)]
 pub(super) struct Queues {
@@ -31,8 +15,7 @@ pub(super) struct Queues {
     /// All others, by state and time.
     timed: BTreeSet<(Arc<str>, ItemState, Timestamp, ItemId)>,
     dedupes: HashMap<(Arc<str>, String), ItemId>,
-    pub(super) waits: BTreeMap<Waiter, (ItemId, bool)>,
-    waited: BTreeSet<(ItemId, Waiter)>,
+    pub(super) waits: BTreeMap<Waiter, ItemWait>,
 }
 
 #[derive(Clone)]
@@ -142,19 +125,18 @@ impl Queues {
     }
 
     pub(super) fn stats(&self, queue: &str) -> QueueStats {
-        let mut stats = QueueStats::default();
-        for item in self.items.values().filter(|item| *item.queue == *queue) {
-            let count = match item.head.state {
-                ItemState::Ready => &mut stats.ready,
-                ItemState::Delayed => &mut stats.delayed,
-                ItemState::Claimed => &mut stats.claimed,
-                ItemState::Done => &mut stats.done,
-                ItemState::Dead => &mut stats.dead,
-            };
-            *count += 1;
+        let count = |state| {
+            let items = self.items.values();
+            items.filter(|item| *item.queue == *queue && item.head.state == state).count() as u64
+        };
+        QueueStats {
+            ready: count(ItemState::Ready),
+            delayed: count(ItemState::Delayed),
+            claimed: count(ItemState::Claimed),
+            done: count(ItemState::Done),
+            dead: count(ItemState::Dead),
+            oldest_ready: self.ready(queue).map(|item| item.head.at).min(),
         }
-        stats.oldest_ready = self.ready(queue).map(|item| item.head.at).min();
-        stats
     }
 
     pub(super) fn outlook(&self, queue: &str, now: Timestamp) -> QueueOutlook {
@@ -177,7 +159,7 @@ impl Queues {
 impl Data {
     pub(super) fn first_place_lost(&self) -> Option<Timestamp> {
         let items = self.limits.of_run(HOLDERS).filter_map(|place| {
-            let item = item_of(&place.of)?;
+            let item = place.of.item()?;
             self.queues.items.get(&item)
         });
         items.map(|item| item.head.at).min()
@@ -310,46 +292,21 @@ impl QueueTables for Data {
         Ok(self.queues.first_time(queue, state))
     }
 
-    fn put_wait(&mut self, wait: &Wait) -> Result<(), Infallible> {
-        self.take_wait(&wait.waiter)?;
-        let waiter = wait.waiter.clone();
-        self.queues.waited.insert((wait.item, waiter.clone()));
-        self.queues.waits.insert(waiter, (wait.item, wait.cancels));
+    fn put_wait(&mut self, wait: &ItemWait) -> Result<(), Infallible> {
+        self.queues.waits.insert(wait.waiter.clone(), wait.clone());
         self.rows_written += 1;
         Ok(())
     }
 
-    fn take_wait(&mut self, waiter: &Waiter) -> Result<Option<Wait>, Infallible> {
-        let Some((item, cancels)) = self.queues.waits.remove(waiter) else {
-            return Ok(None);
-        };
-        let waiter = waiter.clone();
-        self.queues.waited.remove(&(item, waiter.clone()));
-        Ok(Some(Wait { waiter, item, cancels }))
-    }
-
-    fn take_waits_for(&mut self, item: ItemId) -> Result<Vec<Wait>, Infallible> {
-        let waited = self.queues.waited.range((item, Waiter::FIRST)..);
-        let waiters: Vec<Waiter> = waited
-            .take_while(|(other, _)| *other == item)
-            .map(|(_, waiter)| waiter.clone())
-            .collect();
-        let mut taken = Vec::new();
-        for waiter in &waiters {
-            taken.extend(self.take_wait(waiter)?);
-        }
-        Ok(taken)
+    fn take_waits(&mut self, of: WaitsOf<'_>) -> Result<Vec<ItemWait>, Infallible> {
+        let all = std::mem::take(&mut self.queues.waits);
+        let (taken, rest): (BTreeMap<_, _>, _) =
+            all.into_iter().partition(|(_, wait)| of.includes(wait));
+        self.queues.waits = rest;
+        Ok(taken.into_values().collect())
     }
 
     fn is_waited_for(&mut self, item: ItemId) -> Result<bool, Infallible> {
-        let first = self.queues.waited.range((item, Waiter::FIRST)..).next();
-        Ok(first.is_some_and(|(other, _)| *other == item))
-    }
-
-    fn waits_of_run(&mut self, run: RunNo) -> Result<Vec<Waiter>, Infallible> {
-        let first = Waiter { run, ..Waiter::FIRST };
-        let waits = self.queues.waits.range(first..);
-        let waits = waits.take_while(|(waiter, _)| waiter.run == run);
-        Ok(waits.map(|(waiter, _)| waiter.clone()).collect())
+        Ok(self.queues.waits.values().any(|wait| wait.item == item))
     }
 }

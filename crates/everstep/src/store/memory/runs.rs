@@ -1,57 +1,107 @@
 //! The rows of runs in memory.
 
-use super::*;
-use crate::{
-    commit::Cell,
-    store::rules::{
-        Tombstone,
-        mends::MendTables,
-        runs::{Leaving, NextGeneration, Recoveries, RunTables},
-    },
+use super::{
+    rows::{Labels, Recoveries, RunChange, RunTables},
+    *,
 };
 
 impl Data {
     fn insert(&mut self, run: Run) {
         let (no, at) = (run.head.id.no(), run.head.available_at);
         at.map(|at| self.due.insert((at, no)));
+        if let Some(key) = &run.row.key {
+            let key = (Arc::clone(&run.row.workflow), key.clone());
+            self.tombstones.remove(&key);
+            self.keys.insert(key, no);
+        }
         self.runs.insert(no, Arc::new(run));
         self.rows_written += 1;
     }
 }
 
 impl RunTables for Data {
+    type Error = Infallible;
+
+    fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    fn notices(&mut self) -> &mut Vec<Notice> {
+        &mut self.notices
+    }
+
+    fn head(&mut self, run: RunNo) -> Result<Option<Head>, Infallible> {
+        Ok(self.runs.get(&run).map(|run| run.head))
+    }
+
+    fn keyed(&mut self, workflow: &str, key: &str) -> Result<Option<Keyed>, Infallible> {
+        let key = (Arc::from(workflow), key.to_owned());
+        let deleted = || self.tombstones.get(&key).copied().map(Keyed::Deleted);
+        let run = self.keys.get(&key).copied().map(Keyed::Run);
+        Ok(run.or_else(deleted))
+    }
+
+    fn write_entries(
+        &mut self,
+        run: RunNo,
+        generation: u32,
+        deletes: &[KeyRange],
+        puts: &[Put],
+    ) -> Result<(), Infallible> {
+        self.rows_written += puts.len() as u64;
+        self.change(run, |run| {
+            // Only the last generation is kept.
+            if run.head.generation == generation {
+                run.write_entries(deletes, puts);
+            }
+        });
+        Ok(())
+    }
+
+    fn pool_no(&mut self, name: &str) -> Result<PoolNo, Infallible> {
+        Ok(self.pools.no(name))
+    }
+
+    fn owns(&mut self, shard: ShardId) -> Result<bool, Infallible> {
+        let holder = self.shards.get(&shard);
+        Ok(holder.is_some() && holder == self.claimer.as_ref())
+    }
+
+    fn write_home_if_new(&mut self, run: RunNo, pool: &str) -> Result<bool, Infallible> {
+        let now = self.now;
+        let changed = self.change(run, |run| {
+            let is_new = *run.row.pool != *pool;
+            if is_new {
+                (run.row.pool, run.row.updated_at) = (Arc::from(pool), now);
+            }
+            is_new
+        });
+        Ok(changed == Some(true))
+    }
+
     fn hold_fence(&mut self, fence: Fence) -> Result<bool, Infallible> {
         let is_held = self.fence_holds(fence);
         self.claimer = is_held.then_some(fence.runner);
         Ok(is_held)
     }
 
-    fn put_key(&mut self, workflow: &str, key: &str, run: RunNo) -> Result<(), Infallible> {
-        let key = (Arc::from(workflow), key.to_owned());
-        self.tombstones.remove(&key);
-        self.keys.insert(key, run);
-        Ok(())
-    }
-
     fn bury_key_if_of(
         &mut self,
         run: RunNo,
-        workflow: &str,
+        workflow: Option<&str>,
         key: &str,
         tombstone: Option<&Tombstone>,
     ) -> Result<(), Infallible> {
-        let key = (Arc::from(workflow), key.to_owned());
-        if self.keys.get(&key) == Some(&run) {
-            self.keys.remove(&key);
-            tombstone.map(|tombstone| self.tombstones.insert(key, *tombstone));
+        let mut keys = self.keys.iter();
+        let found = keys.find(|((under, other), of)| {
+            **of == run && other == key && workflow.is_none_or(|workflow| **under == *workflow)
+        });
+        if let Some((name, _)) = found {
+            let name = name.clone();
+            self.keys.remove(&name);
+            tombstone.map(|tombstone| self.tombstones.insert(name, *tombstone));
         }
         Ok(())
-    }
-
-    fn workflow_of_key(&mut self, key: &str, run: RunNo) -> Result<Option<String>, Infallible> {
-        let mut keys = self.keys.iter();
-        let found = keys.find(|((_, other), of)| other == key && **of == run);
-        Ok(found.map(|((workflow, _), _)| workflow.to_string()))
     }
 
     fn is_grave(&mut self, run: RunNo) -> Result<bool, Infallible> {
@@ -112,8 +162,8 @@ impl RunTables for Data {
         Ok(run.map(|run| (run.head.id, is_same(run))))
     }
 
-    fn leaving(&mut self, run: RunNo) -> Result<Option<Leaving>, Infallible> {
-        Ok(self.runs.get(&run).map(|run| Leaving {
+    fn labels(&mut self, run: RunNo) -> Result<Option<Labels>, Infallible> {
+        Ok(self.runs.get(&run).map(|run| Labels {
             workflow: run.row.workflow.to_string(),
             key: run.row.key.clone(),
             finished_at: run.row.finished_at,
@@ -136,11 +186,6 @@ impl RunTables for Data {
         Ok(())
     }
 
-    fn tags(&mut self, run: RunNo) -> Result<Vec<(String, String)>, Infallible> {
-        let run = self.runs.get(&run);
-        Ok(run.map_or_else(Vec::new, |run| run.row.tags.clone()))
-    }
-
     fn write_tags(
         &mut self,
         run: RunNo,
@@ -151,77 +196,46 @@ impl RunTables for Data {
         Ok(())
     }
 
-    fn touch(&mut self, run: RunNo) -> Result<(), Infallible> {
+    fn write_run(&mut self, head: &Head, change: RunChange<'_>) -> Result<(), Infallible> {
         let now = self.now;
-        self.change(run, |run| run.row.updated_at = now);
-        Ok(())
-    }
-
-    fn write_head(
-        &mut self,
-        head: &Head,
-        waiting: Option<&str>,
-        recoveries: Recoveries,
-    ) -> Result<(), Infallible> {
-        self.write(head, |run| {
-            run.row.waiting = waiting.map(str::to_owned);
-            if recoveries == Recoveries::Cleared {
-                run.row.recoveries = 0;
+        let owned = |bytes: Option<&[u8]>| bytes.map(<[u8]>::to_vec);
+        self.change(head.id.no(), |run| {
+            run.head = *head;
+            let row = &mut run.row;
+            if !matches!(change, RunChange::Nothing | RunChange::Links) {
+                row.updated_at = now;
             }
-        })
-    }
-
-    fn write_running(&mut self, head: &Head) -> Result<(), Infallible> {
-        self.write_head(head, None, Recoveries::Cleared)
-    }
-
-    fn write_number(&mut self, head: &Head) -> Result<(), Infallible> {
-        self.write(head, |_| {})
-    }
-
-    fn remember(&mut self, head: &Head) {
-        self.change(head.id.no(), |run| run.head = *head);
-    }
-
-    fn write_cancel(&mut self, head: &Head) -> Result<(), Infallible> {
-        self.write(head, |_| {})
-    }
-
-    fn write_error(&mut self, run: RunNo, error: Option<&[u8]>) -> Result<(), Infallible> {
-        self.change(run, |run| run.row.error = error.map(<[u8]>::to_vec));
-        Ok(())
-    }
-
-    fn write_generation(
-        &mut self,
-        head: &Head,
-        next: NextGeneration<'_>,
-    ) -> Result<(), Infallible> {
-        self.write(head, |run| {
-            run.history.clear();
-            (run.row.workflow, run.row.version) = (Arc::clone(next.workflow), next.version);
-            (run.row.pool, run.row.input) = (Arc::clone(next.pool), next.input.clone());
-        })
-    }
-
-    fn finish_run(
-        &mut self,
-        head: &Head,
-        _: bool,
-        output: Option<&[u8]>,
-        error: Option<&[u8]>,
-    ) -> Result<(), Infallible> {
-        let now = self.now;
-        self.write(head, |run| {
-            (run.row.waiting, run.row.finished_at) = (None, Some(now));
-            run.row.output = output.map(<[u8]>::to_vec);
-            run.row.error = error.map(<[u8]>::to_vec);
-        })
-    }
-
-    fn clear_ending(&mut self, run: RunNo) -> Result<(), Infallible> {
-        self.change(run, |run| {
-            (run.row.output, run.row.error, run.row.finished_at) = (None, None, None);
+            match change {
+                RunChange::Nothing
+                | RunChange::Number
+                | RunChange::Inbox
+                | RunChange::Links
+                | RunChange::Cancel
+                | RunChange::Shard
+                | RunChange::Touch => {}
+                RunChange::Moving => (row.waiting, row.recoveries) = (None, 0),
+                RunChange::Status { waiting, recoveries } => {
+                    row.waiting = waiting.map(str::to_owned);
+                    if recoveries == Recoveries::Cleared {
+                        row.recoveries = 0;
+                    }
+                }
+                RunChange::RollBack { error } => (row.waiting, row.error) = (None, owned(error)),
+                RunChange::Continue(next) => {
+                    run.history.clear();
+                    (row.waiting, row.recoveries) = (None, 0);
+                    (row.workflow, row.version) = (Arc::clone(next.workflow), next.version);
+                    (row.pool, row.input) = (Arc::clone(next.pool), next.input.clone());
+                }
+                RunChange::Finish { output, error, .. } => {
+                    (row.waiting, row.finished_at) = (None, Some(now));
+                    (row.output, row.error) = (owned(output), owned(error));
+                }
+                RunChange::Reopen => {
+                    (row.waiting, row.recoveries) = (None, 0);
+                    (row.output, row.error, row.finished_at) = (None, None, None);
+                }
+            }
         });
         Ok(())
     }
@@ -238,35 +252,7 @@ impl RunTables for Data {
     }
 
     /// Only the last generation is kept.
-    fn old_generation(&mut self) -> Result<Option<(RunNo, u32)>, Infallible> {
-        Ok(None)
-    }
-
-    fn delete_entries(&mut self, _: RunNo, _: u32, _: u32) -> Result<usize, Infallible> {
-        Ok(0)
-    }
-
-    fn forget_generation(&mut self, _: RunNo, _: u32) -> Result<(), Infallible> {
-        Ok(())
-    }
-}
-
-/// It has no tables that could come to differ.
-impl MendTables for Data {
-    fn item() -> &'static str {
-        ""
-    }
-
-    fn mend_by(
-        &mut self,
-        _: Option<RunNo>,
-        _: std::borrow::Cow<'static, str>,
-        _: &[Cell],
-    ) -> Result<u64, Infallible> {
-        Ok(0)
-    }
-
-    fn is_so(&mut self, _: String, _: &[Cell]) -> Result<bool, Infallible> {
+    fn sweep_generations(&mut self, _: u32) -> Result<bool, Infallible> {
         Ok(false)
     }
 }

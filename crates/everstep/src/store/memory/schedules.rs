@@ -1,6 +1,6 @@
 //! Schedules in memory.
 
-use super::{super::rules::schedules::ScheduleTables, *};
+use super::{rows::ScheduleTables, *};
 
 impl Data {
     pub(super) fn schedule_row(&self, name: &str) -> Option<ScheduleRow> {

@@ -1,13 +1,8 @@
-//! Streams in memory: [`streams`] decides, this keeps.
-
-use std::{collections::BTreeMap, convert::Infallible};
+//! Streams in memory.
 
 use super::{
-    super::{
-        rules::streams::{self, StreamTables},
-        *,
-    },
-    Data, Run,
+    rows::{StreamTables, fits_page},
+    *,
 };
 
 /// The items of a run's streams, by stream and position.
@@ -20,7 +15,7 @@ impl Run {
         let rows = rows.flat_map(|rows| rows.range(from..));
         let (mut items, mut bytes) = (Vec::new(), 0);
         for (_, row) in rows.take(limit) {
-            if !streams::fits(&items, &mut bytes, row) {
+            if !fits_page(&items, &mut bytes, row) {
                 break;
             }
             items.push(row.clone());
@@ -48,18 +43,13 @@ impl StreamTables for Data {
         run: RunNo,
         stream: &str,
         row: StreamRow,
+        first_kept: u64,
     ) -> Result<(), Infallible> {
         self.change(run, |run| {
             let rows = run.streams.entry(stream.to_owned()).or_default();
             rows.insert(row.pos, row);
-        });
-        Ok(())
-    }
-
-    fn trim_stream(&mut self, run: RunNo, stream: &str, pos: u64) -> Result<(), Infallible> {
-        self.change(run, |run| {
-            if let Some(rows) = run.streams.get_mut(stream) {
-                *rows = rows.split_off(&pos);
+            while rows.first_key_value().is_some_and(|(pos, _)| *pos < first_kept) {
+                rows.pop_first();
             }
         });
         Ok(())

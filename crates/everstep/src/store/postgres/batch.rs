@@ -23,9 +23,9 @@ use crate::{
     hash::FastMap,
     run_id::RunNo,
     store::{
-        rules::Head,
+        rows::{self, Head},
         sql::{
-            Sql, SqlTables,
+            InSql, Sql, SqlTables,
             ahead::Ahead,
             runs::{HEAD, head, keyed},
         },
@@ -62,14 +62,14 @@ pub(super) fn apply(
     batch: &Batch,
     terms: &Terms<'_>,
 ) -> Result<(Applied, Vec<(RunNo, Learned)>), Trouble> {
-    let mut applier = Applier::new(session, batch.now, terms);
-    let outcomes = apply::apply(&mut applier, batch)?;
-    let notices = std::mem::take(&mut applier.notices);
+    let mut tables = InSql(Applier::new(session, batch.now, terms));
+    let applied = rows::apply(&mut tables, batch)?;
+    let InSql(mut applier) = tables;
     let learned = applier.learned();
     let mut in_hand = lock(terms.items_in_hand);
     in_hand.retain(|number| !applier.item_numbers.contains(number));
     lock(terms.spare_items).append(&mut applier.item_numbers);
-    Ok((Applied { outcomes, notices }, learned))
+    Ok((applied, learned))
 }
 
 impl Terms<'_> {

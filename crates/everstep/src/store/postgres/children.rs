@@ -3,7 +3,7 @@
 use super::{Sql, batch::Applier, columns, error::Trouble, session::Op, value::params};
 use crate::{
     run_id::RunNo,
-    store::{rules::tables::Waiter, sql::SqlTables},
+    store::{rows::Waiter, sql::SqlTables},
 };
 
 /// Who waits for the end of these runs.

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     run_id::RunNo,
     store::{
-        rules::events::EventWaiter,
+        rows::EventWaiter,
         sql::{
             events::{EVENT, WAITER, event_name, name_and_seq},
             runs::{HEAD, head},

@@ -28,10 +28,7 @@ use crate::{
     commit::{Batch, Commit, Fence, Patch, RunStatus},
     hash::{FastHasher, FastMap, FastSet},
     run_id::RunNo,
-    store::{
-        ShardSet,
-        rules::{Head, effects},
-    },
+    store::{ShardSet, rows::Head, rules::effects},
 };
 
 /// Locks rows of runs in their order and compares who wrote them last. The number of a transaction

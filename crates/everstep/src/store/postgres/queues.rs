@@ -10,7 +10,6 @@ use std::collections::{HashMap, HashSet};
 use super::{
     Sql,
     batch::Applier,
-    columns,
     error::Trouble,
     locks::{Lock, Named},
     session::{Bulk, Op, Session},
@@ -18,13 +17,12 @@ use super::{
 };
 use crate::{
     commit::ItemId,
-    run_id::RunNo,
     store::{
-        rules::{
-            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, ReadyItem, Wait},
-            tables::{Tables, Waiter},
+        rows::{
+            HOLDERS, ItemHead, ItemNews, ItemWait, Of, QueueTables, ReadyItem, Waiter, WaitsOf,
         },
         sql::{
+            InSql, SqlTables,
             ahead::Rows,
             queues::{HEAD, WAIT, first_time, head, in_state, numbers, ready_items, wait},
         },
@@ -117,7 +115,7 @@ impl Known {
 /// Those who wait for an item.
 #[derive(Default)]
 struct Waits {
-    list: Vec<Wait>,
+    list: Vec<ItemWait>,
     /// Whether a run among them is not locked, so that it may have given up waiting since.
     uncertain: bool,
 }
@@ -190,7 +188,7 @@ impl Applier<'_> {
     }
 
     /// Those who wait for an item, with their runs locked. They are forgotten.
-    fn waits_for(&mut self, item: ItemId) -> Result<Vec<Wait>, Trouble> {
+    fn waits_for(&mut self, item: ItemId) -> Result<Vec<ItemWait>, Trouble> {
         self.know_item(item)?;
         if let Some(waits) = self.queues.waits.remove(&item) {
             if !waits.uncertain {
@@ -209,10 +207,22 @@ impl Applier<'_> {
         let mut waits = self.session.rows(sql.clone(), params![item], wait)?;
         if waits.iter().any(|wait| !self.is_head_known(wait.waiter.run)) {
             for wait in &waits {
-                self.head(wait.waiter.run)?;
+                self.row_of(wait.waiter.run)?;
             }
             waits = self.session.rows(sql, params![item], wait)?;
         }
+        Ok(waits)
+    }
+
+    /// Removes the waits for an item, and gives them in order.
+    fn take_waits_for(&mut self, item: ItemId) -> Result<Vec<ItemWait>, Trouble> {
+        let mut waits = self.waits_for(item)?;
+        waits.sort_by(|a, b| a.waiter.cmp(&b.waiter));
+        for wait in &waits {
+            let Waiter { run, generation, key } = &wait.waiter;
+            self.session.put(&DELETE_WAIT, params![run, generation, key]);
+        }
+        self.queues.waits.insert(item, Waits::default());
         Ok(waits)
     }
 
@@ -235,21 +245,18 @@ impl Applier<'_> {
         &mut self,
         holders: impl Iterator<Item = &'w Waiter>,
     ) -> Result<(), Trouble> {
-        self.queues.named.extend(holders.filter_map(rules::queues::item_of));
+        self.queues.named.extend(holders.filter_map(Waiter::item));
         self.know_items()
     }
 
     /// Whether an item is known to have no place under a limit.
     pub(super) fn is_placeless(&self, of: &Waiter) -> bool {
-        of.run == HOLDERS
-            && rules::queues::item_of(of).is_some_and(|item| self.queues.placeless.contains(&item))
+        of.item().is_some_and(|item| self.queues.placeless.contains(&item))
     }
 
     /// An item gets a place.
     pub(super) fn gets_place(&mut self, of: &Waiter) {
-        if of.run == HOLDERS
-            && let Some(item) = rules::queues::item_of(of)
-        {
+        if let Some(item) = of.item() {
             self.queues.placeless.remove(&item);
         }
     }
@@ -314,7 +321,7 @@ fn read_heads(answers: &[Vec<PgRow>]) -> Result<Vec<ItemHead>, Trouble> {
     answers.first().into_iter().flatten().map(|row| Ok(head(row)?)).collect()
 }
 
-impl QueueTables for Applier<'_> {
+impl QueueTables for InSql<Applier<'_>> {
     fn insert_item(
         &mut self,
         new: &NewItem,
@@ -462,7 +469,7 @@ impl QueueTables for Applier<'_> {
         Ok(first)
     }
 
-    fn put_wait(&mut self, wait: &Wait) -> Result<(), Trouble> {
+    fn put_wait(&mut self, wait: &ItemWait) -> Result<(), Trouble> {
         let Waiter { run, generation, key } = &wait.waiter;
         let row = params![run, generation, key, wait.item, wait.cancels];
         self.session.put(&PUT_WAIT, row);
@@ -470,28 +477,22 @@ impl QueueTables for Applier<'_> {
         Ok(())
     }
 
-    fn take_wait(&mut self, waiter: &Waiter) -> Result<Option<Wait>, Trouble> {
-        let sql = format!(
-            "DELETE FROM everstep_queue_waits WHERE run = $1 AND generation = $2 AND key = $3 \
-             RETURNING {WAIT}"
-        );
-        let params = params![waiter.run.0, waiter.generation, waiter.key];
-        let taken = self.session.row(sql, params, wait)?;
-        if let Some(taken) = &taken {
-            self.queues.waits.remove(&taken.item);
+    fn take_waits(&mut self, of: WaitsOf<'_>) -> Result<Vec<ItemWait>, Trouble> {
+        let (condition, params) = match of {
+            WaitsOf::Item(item) => return self.take_waits_for(item),
+            WaitsOf::Of(Of::Run(run)) => ("run = $1", params![run]),
+            WaitsOf::Of(Of::Operation(Waiter { run, generation, key })) => {
+                ("run = $1 AND generation = $2 AND key = $3", params![run, generation, key])
+            }
+        };
+        let sql = format!("DELETE FROM everstep_queue_waits WHERE {condition} RETURNING {WAIT}");
+        let mut taken = self.session.rows(sql, params, wait)?;
+        for wait in &taken {
+            self.queues.waits.remove(&wait.item);
         }
+        // What a statement gives back comes in no promised order.
+        taken.sort_by(|a, b| a.waiter.cmp(&b.waiter));
         Ok(taken)
-    }
-
-    fn take_waits_for(&mut self, item: ItemId) -> Result<Vec<Wait>, Trouble> {
-        let mut waits = self.waits_for(item)?;
-        waits.sort_by(|a, b| a.waiter.cmp(&b.waiter));
-        for wait in &waits {
-            let Waiter { run, generation, key } = &wait.waiter;
-            self.session.put(&DELETE_WAIT, params![run, generation, key]);
-        }
-        self.queues.waits.insert(item, Waits::default());
-        Ok(waits)
     }
 
     fn is_waited_for(&mut self, item: ItemId) -> Result<bool, Trouble> {
@@ -502,11 +503,5 @@ impl QueueTables for Applier<'_> {
         }
         let sql = "SELECT 1 FROM everstep_queue_waits WHERE item = $1 LIMIT 1";
         self.session.exists(sql, params![item])
-    }
-
-    fn waits_of_run(&mut self, run: RunNo) -> Result<Vec<Waiter>, Trouble> {
-        let sql = "SELECT run, generation, key FROM everstep_queue_waits WHERE run = $1 \
-                   ORDER BY generation, key";
-        self.session.rows(sql, params![run], |row| columns::waiter(row, 0))
     }
 }

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     run_id::{RunNo, ShardId},
     store::{
-        rules::{Head, events::EventWaiter, limits::Place, tables::Waiter},
+        rows::{EventWaiter, Head, Place, Waiter},
         sql::{
             Sql, SqlTables, Subject,
             ahead::Ahead,
@@ -103,7 +103,7 @@ impl<'a> SqlTables for Applier<'a> {
         self.now
     }
 
-    fn notices(&mut self) -> &mut Vec<Notice> {
+    fn noticed(&mut self) -> &mut Vec<Notice> {
         &mut self.notices
     }
 

@@ -397,14 +397,8 @@ impl PostgresStore {
 /// For each write, the commit that is made by itself. A commit is not if its run has items in the
 /// same batch: they come before the result of the body that has given them out.
 fn alone(batch: &Batch) -> impl Iterator<Item = Option<&Commit>> {
-    let emitting: HashSet<RunNo> = batch
-        .writes
-        .iter()
-        .filter_map(|write| match write {
-            Write::Emit(emission) => Some(emission.run),
-            _ => None,
-        })
-        .collect();
+    let emissions = batch.writes.iter().filter_map(Write::as_emission);
+    let emitting: HashSet<RunNo> = emissions.map(|emission| emission.run).collect();
     batch.writes.iter().map(move |write| {
         let commit = write.as_commit().filter(|_| has_body(write));
         commit.filter(|commit| !emitting.contains(&commit.run))

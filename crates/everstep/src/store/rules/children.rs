@@ -8,8 +8,8 @@
 
 use super::{
     effects::waiter,
-    runs::{self, RunTables},
-    tables::{self, Waiter, links},
+    runs,
+    tables::{self, links, put_entry},
 };
 use crate::{
     commit::{
@@ -17,40 +17,11 @@ use crate::{
         Target, answer,
     },
     run_id::{RunId, RunNo},
-    store::Finished,
+    store::{
+        Finished,
+        rows::{ChildRow, ChildTables, Of, Waiter},
+    },
 };
-
-/// A run that was started by another, and has not ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ChildRow {
-    pub(crate) run: RunNo,
-    /// The operation that started it.
-    pub(crate) parent: Waiter,
-    pub(crate) close: Close,
-    /// Whether that operation waits for its end.
-    pub(crate) awaited: bool,
-}
-
-/// The rows of children and of those who wait for them.
-pub(crate) trait ChildTables: RunTables {
-    /// How the run has ended, if it has.
-    fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, Self::Error>;
-
-    fn add_watcher(&mut self, run: RunNo, waiter: &Waiter) -> Result<(), Self::Error>;
-
-    /// Removes those who wait for the end of this run, and gives them.
-    fn take_watchers(&mut self, run: RunNo) -> Result<Vec<Waiter>, Self::Error>;
-
-    fn remove_watches(&mut self, waiter: &Waiter) -> Result<(), Self::Error>;
-
-    fn remove_watches_of_run(&mut self, run: RunNo) -> Result<(), Self::Error>;
-
-    fn put_child(&mut self, child: &ChildRow) -> Result<(), Self::Error>;
-
-    fn children(&mut self, parent: RunNo) -> Result<Vec<ChildRow>, Self::Error>;
-
-    fn remove_child(&mut self, run: RunNo) -> Result<(), Self::Error>;
-}
 
 /// Starts a child, and writes into the history of its parent which one it is.
 pub(crate) fn start_child<T: ChildTables>(
@@ -84,7 +55,7 @@ pub(crate) fn start_child<T: ChildTables>(
     let mut value = start.entry.clone();
     value.extend_from_slice(started.id.as_uuid().as_bytes());
     value.push(flags);
-    tables.put_entry(&parent, value)?;
+    put_entry(tables, &parent, value)?;
     if started.attached {
         if start.awaited {
             watch(tables, started.id, &parent)?;
@@ -123,10 +94,10 @@ pub(crate) fn watch_target<T: ChildTables>(
     target: &Target,
     entry: &[u8],
 ) -> Result<(), T::Error> {
-    match tables.find(target)? {
+    match tables::find(tables, target)? {
         Some(head) => {
             let value = [entry, head.id.as_uuid().as_bytes(), &[0]].concat();
-            tables.put_entry(waiter, value)?;
+            put_entry(tables, waiter, value)?;
             watch(tables, head.id, waiter)
         }
         None => {
@@ -174,7 +145,7 @@ fn tell<T: ChildTables>(
 /// An operation does not wait for the end of a run any more. A child of it is cancelled, if it is
 /// not to be left alone.
 pub(crate) fn abandon<T: ChildTables>(tables: &mut T, waiter: &Waiter) -> Result<(), T::Error> {
-    tables.remove_watches(waiter)?;
+    tables.remove_watches(Of::Operation(waiter))?;
     let children = tables.children(waiter.run)?;
     let given_up = children.into_iter().filter(|child| child.parent == *waiter);
     for child in given_up {
@@ -203,7 +174,7 @@ pub(crate) fn parent_over<T: ChildTables>(
             cancel(tables, child, over.compensates)?;
         }
     }
-    tables.remove_watches_of_run(parent)
+    tables.remove_watches(Of::Run(parent))
 }
 
 /// A run has ended: whoever waits for that is told.

@@ -1,10 +1,13 @@
 //! Deletes, tags, forks and filters: what every store decides about them in the same way.
 
-use super::{Head, runs::RunTables};
+use super::tables::find;
 use crate::{
     pool::PoolNo,
-    run_id::{RunId, RunNo},
-    store::{Controlled, Delete, Deleted, Fork, Outcome, Refusal, Tagging},
+    run_id::RunNo,
+    store::{
+        Controlled, Delete, Deleted, Fork, Outcome, Refusal, Tagging,
+        rows::{Head, Labels, RunChange, RunTables, Tombstone},
+    },
     time::Timestamp,
 };
 
@@ -28,65 +31,25 @@ pub(crate) fn refuse_delete(
 
 /// Deletes a run that has ended. What it leaves in other tables is swept.
 pub(crate) fn delete<T: RunTables>(tables: &mut T, delete: &Delete) -> Result<Deleted, T::Error> {
-    let Some(head) = tables.find(&delete.target)? else {
+    let Some(head) = find(tables, &delete.target)? else {
         return Ok(Deleted::Unknown);
     };
     let run = head.id.no();
-    let Some(leaving) = tables.leaving(run)? else {
+    let Some(Labels { workflow, key, finished_at, tags }) = tables.labels(run)? else {
         return Ok(Deleted::Unknown);
     };
-    if let Some(refused) = refuse_delete(&head, leaving.finished_at, delete) {
+    if let Some(refused) = refuse_delete(&head, finished_at, delete) {
         return Ok(refused);
     }
-    if let Some(key) = &leaving.key {
-        // What has continued may have begun as another workflow.
-        let begun_as = match head.generation {
-            1 => Some(leaving.workflow),
-            _ => tables.workflow_of_key(key, run)?,
-        };
-        if let Some(workflow) = begun_as {
-            let tombstone = Tombstone::of(head.id, delete, tables.now());
-            tables.bury_key_if_of(run, &workflow, key, tombstone.as_ref())?;
-        }
+    if let Some(key) = &key {
+        // A run that has continued may have begun as another workflow.
+        let begun_as = (head.generation == 1).then_some(&*workflow);
+        let tombstone = Tombstone::of(head.id, delete, tables.now());
+        tables.bury_key_if_of(run, begun_as, key, tombstone.as_ref())?;
     }
-    tables.delete_run(run, &leaving.tags)?;
+    tables.delete_run(run, &tags)?;
     Ok(Deleted::Done { run: head.id })
 }
-
-/// What is left of a key whose run was deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tombstone {
-    pub(crate) run: RunId,
-    pub(crate) deleted_at: Timestamp,
-    pub(crate) kept_until: Timestamp,
-}
-
-impl Tombstone {
-    /// What a delete leaves of the key; nothing if it is to be free.
-    pub(crate) fn of(run: RunId, delete: &Delete, now: Timestamp) -> Option<Tombstone> {
-        let kept_until = delete.key_kept_until.filter(|until| *until > now)?;
-        Some(Tombstone { run, deleted_at: now, kept_until })
-    }
-
-    /// Whether the key is free again.
-    pub(crate) fn is_over(&self, now: Timestamp) -> bool {
-        self.kept_until <= now
-    }
-
-    /// The answer to a start with the key.
-    pub(crate) fn refusal(&self) -> Refusal {
-        Refusal::KeyUsed { run: self.run, deleted_at: self.deleted_at, kept_until: self.kept_until }
-    }
-}
-
-/// The workflow under which a run has its key, for runs that have continued and may be of another
-/// workflow now: one look for each workflow that has keys. Parameters are the key and the number of the run.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) const WORKFLOW_OF_KEY: &str = "WITH RECURSIVE names (workflow) AS \
-    (SELECT min(workflow) FROM everstep_keys UNION ALL SELECT (SELECT min(workflow) FROM everstep_keys \
-    WHERE everstep_keys.workflow > names.workflow) FROM names WHERE names.workflow IS NOT NULL) \
-    SELECT everstep_keys.workflow FROM names JOIN everstep_keys ON everstep_keys.workflow = names.workflow \
-    WHERE everstep_keys.key = $1 AND everstep_keys.run = $2";
 
 /// What became of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,13 +83,13 @@ pub(crate) fn set_tag(tags: &mut Vec<(String, String)>, name: &str, value: Optio
 
 /// Sets or removes a tag of a run from outside.
 pub(crate) fn tag<T: RunTables>(tables: &mut T, tagging: &Tagging) -> Result<Outcome, T::Error> {
-    let Some(head) = tables.find(&tagging.target)? else {
+    let Some(head) = find(tables, &tagging.target)? else {
         return Ok(Outcome::Controlled(Controlled::Unknown));
     };
     let (run, status) = (head.id, head.status);
     Ok(match write_tag(tables, run.no(), &tagging.name, tagging.value.as_deref())? {
         Tagged::Changed => {
-            tables.touch(run.no())?;
+            tables.write_run(&head, RunChange::Touch)?;
             Outcome::Controlled(Controlled::Done { run })
         }
         Tagged::Unchanged => Outcome::Controlled(Controlled::Already { run, status }),
@@ -141,7 +104,7 @@ pub(crate) fn write_tag<T: RunTables>(
     name: &str,
     value: Option<&str>,
 ) -> Result<Tagged, T::Error> {
-    let before = tables.tags(run)?;
+    let before = tables.labels(run)?.map_or_else(Vec::new, |labels| labels.tags);
     let mut after = before.clone();
     let tagged = set_tag(&mut after, name, value);
     if tagged == Tagged::Changed {

@@ -8,52 +8,13 @@
 //!   in the one that registers the wait.
 
 use super::{
-    Head,
     effects::Over,
-    tables::{self, Tables, Waiter, links},
+    tables::{self, links},
 };
 use crate::{
     commit::{DeferredWait, InboxKind, Resolution, RunStatus, Settled, answer},
-    run_id::RunNo,
-    time::Timestamp,
-    token::Tag,
+    store::rows::{DeferredId, DeferredTables, Head, InboxTables, Of, SettledRow, Waiter},
 };
-
-/// A value that has come.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SettledRow {
-    /// The answer for whoever waits.
-    pub(crate) body: Vec<u8>,
-    pub(crate) at: Timestamp,
-}
-
-/// The rows of deferreds and of those who wait for them.
-pub(crate) trait DeferredTables: Tables {
-    fn settled(&mut self, of: &Place) -> Result<Option<SettledRow>, Self::Error>;
-
-    fn put_settled(&mut self, of: &Place, row: &SettledRow) -> Result<(), Self::Error>;
-
-    fn add_deferred_wait(&mut self, of: &Place, key: &[u8]) -> Result<(), Self::Error>;
-
-    /// Removes those who wait for this, and gives their keys, in order.
-    fn take_deferred_waits(&mut self, of: &Place) -> Result<Vec<Vec<u8>>, Self::Error>;
-
-    fn remove_deferred_wait(&mut self, waiter: &Waiter) -> Result<(), Self::Error>;
-
-    /// Removes all waits of a run.
-    fn remove_deferred_waits(&mut self, run: RunNo) -> Result<(), Self::Error>;
-
-    /// Removes the values of the generations of a run before this one.
-    fn remove_settled_before(&mut self, run: RunNo, generation: u32) -> Result<(), Self::Error>;
-}
-
-/// Which deferred of which generation of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Place {
-    pub(crate) run: RunNo,
-    pub(crate) generation: u32,
-    pub(crate) tag: Tag,
-}
 
 /// Brings a value, if it is the first.
 pub(crate) fn settle<T: DeferredTables>(
@@ -61,14 +22,14 @@ pub(crate) fn settle<T: DeferredTables>(
     resolution: &Resolution,
 ) -> Result<Settled, T::Error> {
     let target = crate::commit::Target::Id(resolution.run);
-    let Some(head) = tables.find(&target)? else {
+    let Some(head) = tables::find(tables, &target)? else {
         return Ok(Settled::Unknown);
     };
     let generation = resolution.generation.unwrap_or(head.generation);
     if let Some(refusal) = refuse(&head, generation) {
         return Ok(refusal);
     }
-    let place = Place { run: head.id.no(), generation, tag: resolution.tag };
+    let place = DeferredId { run: head.id.no(), generation, tag: resolution.tag };
     if let Some(SettledRow { at, .. }) = tables.settled(&place)? {
         return Ok(Settled::Already { at });
     }
@@ -76,7 +37,8 @@ pub(crate) fn settle<T: DeferredTables>(
     tables.put_settled(&place, &row)?;
     tables::link(tables, place.run, links::DEFERREDS)?;
     for key in tables.take_deferred_waits(&place)? {
-        hand_over(tables, &place.waiter(key), row.body.clone())?;
+        let DeferredId { run, generation, .. } = place;
+        hand_over(tables, &Waiter { run, generation, key }, row.body.clone())?;
     }
     Ok(Settled::First)
 }
@@ -99,7 +61,7 @@ pub(crate) fn register<T: DeferredTables>(
     waiter: &Waiter,
     wait: &DeferredWait,
 ) -> Result<(), T::Error> {
-    let place = Place { run: waiter.run, generation: waiter.generation, tag: wait.tag };
+    let place = DeferredId { run: waiter.run, generation: waiter.generation, tag: wait.tag };
     if !tables::link(tables, waiter.run, links::DEFERREDS)? {
         return Ok(());
     }
@@ -110,7 +72,7 @@ pub(crate) fn register<T: DeferredTables>(
     }
 }
 
-fn hand_over<T: Tables>(tables: &mut T, to: &Waiter, body: Vec<u8>) -> Result<(), T::Error> {
+fn hand_over<T: InboxTables>(tables: &mut T, to: &Waiter, body: Vec<u8>) -> Result<(), T::Error> {
     tables::answer(tables, to, InboxKind::Deferred, "", body).map(drop)
 }
 
@@ -125,16 +87,10 @@ pub(crate) fn close<T: DeferredTables>(
     if head.links & links::DEFERREDS == 0 {
         return Ok(());
     }
-    tables.remove_deferred_waits(head.id.no())?;
+    tables.remove_deferred_waits(Of::Run(head.id.no()))?;
     let first_kept = match over.ended {
         None | Some(RunStatus::Failed) => head.generation,
         Some(_) => head.generation + 1,
     };
     tables.remove_settled_before(head.id.no(), first_kept)
-}
-
-impl Place {
-    fn waiter(&self, key: Vec<u8>) -> Waiter {
-        Waiter { run: self.run, generation: self.generation, key }
-    }
 }

@@ -1,26 +1,13 @@
 //! What a commit does to others, and what is left to do when the code of a run is over.
 
 use super::{
-    Head,
-    children::{self, ChildTables},
-    deferreds::{self, DeferredTables},
-    events,
-    letters::{self, LetterTables},
-    limits::{self, LimitTables},
-    queues::{self, QueueTables},
-    tables::{Waiter, links},
+    children, deferreds, events, letters, limits, queues,
+    tables::{links, put_entry},
 };
-use crate::commit::{
-    AfterEnqueue, Commit, Effect, EffectDone, InboxKind, Patch, Receipt, RunStatus,
+use crate::{
+    commit::{AfterEnqueue, Commit, Effect, EffectDone, InboxKind, Patch, Receipt, RunStatus},
+    store::rows::{Head, InboxPart, Of, Tables, Waiter},
 };
-
-/// The tables of everything that effects reach.
-pub(crate) trait AllTables:
-    ChildTables + DeferredTables + LetterTables + LimitTables + QueueTables
-{
-}
-
-impl<T: ChildTables + DeferredTables + LetterTables + LimitTables + QueueTables> AllTables for T {}
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +54,7 @@ fn over(patch: &Patch, head: &Head) -> Over {
 }
 
 /// Carries out an effect; gives what its run is told about it, if anything.
-pub(crate) fn apply<T: AllTables>(
+pub(crate) fn apply<T: Tables>(
     tables: &mut T,
     commit: &Commit,
     effect: &Effect,
@@ -76,7 +63,7 @@ pub(crate) fn apply<T: AllTables>(
         Effect::Send { delivery, key, receipt } => {
             let sent = letters::send(tables, delivery)?;
             let value = [&receipt[..], &[sent.receipt.code()]].concat();
-            tables.put_entry(&waiter(commit, key), value)?;
+            put_entry(tables, &waiter(commit, key), value)?;
             Ok(Some(EffectDone::Sent(sent)))
         }
         Effect::Publish { publication, key, receipt } => {
@@ -86,7 +73,7 @@ pub(crate) fn apply<T: AllTables>(
                 None => Receipt::Duplicate,
             };
             let value = [&receipt[..], &[code.code()]].concat();
-            tables.put_entry(&waiter(commit, key), value)?;
+            put_entry(tables, &waiter(commit, key), value)?;
             Ok(Some(EffectDone::Published(published)))
         }
         Effect::Subscribe(subscription) => {
@@ -129,15 +116,15 @@ pub(crate) fn waiter(commit: &Commit, key: &[u8]) -> Waiter {
 
 /// An operation waits no more: what it registered is removed, and what it was handed and has not
 /// taken goes back.
-fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Result<(), T::Error> {
-    let untaken = tables.take_answers(waiter.run, &waiter.key)?;
+fn abandon<T: Tables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Result<(), T::Error> {
+    let untaken = tables.take_inbox(waiter.run, InboxPart::Answers(&waiter.key))?;
     match kind {
         InboxKind::Event => events::release(tables, waiter, !untaken.is_empty()),
         InboxKind::RunEnded => children::abandon(tables, waiter),
         InboxKind::Message => Ok(()),
         InboxKind::LimitGrant => limits::release(tables, waiter),
-        InboxKind::Deferred => tables.remove_deferred_wait(waiter),
-        InboxKind::QueueResult => queues::abandon(tables, waiter),
+        InboxKind::Deferred => tables.remove_deferred_waits(Of::Operation(waiter)),
+        InboxKind::QueueResult => queues::abandon(tables, Of::Operation(waiter)),
     }
 }
 
@@ -146,7 +133,7 @@ fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Re
 ///
 /// A results-only commit is made by an owner that takes the run for paused. The run may have been
 /// resumed since: then it keeps its places, and the owner reads it again.
-pub(crate) fn follow_up<T: AllTables>(
+pub(crate) fn follow_up<T: Tables>(
     tables: &mut T,
     head: &Head,
     commit: &Commit,
@@ -164,10 +151,10 @@ pub(crate) fn follow_up<T: AllTables>(
 
 /// Does what is left to do when the code of a run with links is over. `head` is the row after the
 /// commit.
-fn close<T: AllTables>(tables: &mut T, head: &Head, patch: &Patch) -> Result<(), T::Error> {
+fn close<T: Tables>(tables: &mut T, head: &Head, patch: &Patch) -> Result<(), T::Error> {
     let over = over(patch, head);
     let run = head.id.no();
-    let untaken = tables.take_all_answers(run)?;
+    let untaken = tables.take_inbox(run, InboxPart::AllAnswers)?;
     if head.links & links::EVENTS != 0 {
         events::close(tables, head, over, &untaken)?;
     }
@@ -175,7 +162,7 @@ fn close<T: AllTables>(tables: &mut T, head: &Head, patch: &Patch) -> Result<(),
         children::parent_over(tables, run, over)?;
     }
     if head.links & links::QUEUES != 0 {
-        queues::close(tables, run)?;
+        queues::abandon(tables, Of::Run(run))?;
     }
     if over.ended.is_some() && head.links & (links::WATCHED | links::CHILD) != 0 {
         children::run_ended(tables, head.id)?;

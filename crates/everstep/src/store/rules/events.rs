@@ -19,17 +19,15 @@
 //!   meanwhile finds them in the table and is not told again, since it was given one.
 
 use super::{
-    Head,
-    effects::Over,
-    tables::{Tables, Waiter, answer, link, links},
+    effects::{self, Over},
+    tables::{answer, link, links},
 };
 use crate::{
     commit::{
         Commit, Deliver, InboxKind, InboxRow, Publication, Published, RunStatus, SeenSince,
         Subscription, Tended, answer,
     },
-    run_id::RunNo,
-    time::Timestamp,
+    store::rows::{EventName, EventTables, EventWaiter, Head, InboxPart, Of, StoredEvent, Waiter},
 };
 
 /// How many waiters are told of a broadcast in one transaction.
@@ -41,120 +39,6 @@ const DROPS_MAX: u64 = 100;
 /// How many waiters are looked at together for the oldest one that may have an event.
 pub(crate) const LOOK: usize = 100;
 
-/// What is known of all events of a name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct EventName {
-    pub(crate) last_seq: u64,
-    pub(crate) last_waiter: u64,
-    /// How many are stored and with nobody.
-    pub(crate) kept: u64,
-    pub(crate) dropped: u64,
-}
-
-/// A stored event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StoredEvent {
-    pub(crate) seq: u64,
-    pub(crate) key: Option<String>,
-    pub(crate) body: Vec<u8>,
-    pub(crate) published_at: Timestamp,
-    pub(crate) expires_at: Timestamp,
-    pub(crate) deliver: Deliver,
-    /// The waiter that has it, of delivery `one`.
-    pub(crate) given_to: Option<u64>,
-    /// The last waiter that was told of a broadcast, while there are more.
-    pub(crate) told: Option<u64>,
-}
-
-/// An operation that waits for an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct EventWaiter {
-    pub(crate) name: String,
-    /// Its place in the order of registration.
-    pub(crate) no: u64,
-    pub(crate) matching: Option<String>,
-    pub(crate) waiter: Waiter,
-    /// It wants broadcasts after this one, and others after `floor`.
-    pub(crate) after: u64,
-    pub(crate) floor: u64,
-    /// What it was given.
-    pub(crate) given: Option<u64>,
-}
-
-/// The rows of events, within one batch.
-pub(crate) trait EventTables: Tables {
-    /// The row of a name. A store with several writers locks it.
-    fn event_name(&mut self, name: &str) -> Result<Option<EventName>, Self::Error>;
-    fn write_event_name(&mut self, name: &str, row: &EventName) -> Result<(), Self::Error>;
-
-    fn insert_event(&mut self, name: &str, event: &StoredEvent) -> Result<(), Self::Error>;
-    fn stored_event(&mut self, name: &str, seq: u64) -> Result<Option<StoredEvent>, Self::Error>;
-    /// Writes `given_to` and `told`.
-    fn write_event(&mut self, name: &str, event: &StoredEvent) -> Result<(), Self::Error>;
-    fn delete_event(&mut self, name: &str, seq: u64) -> Result<(), Self::Error>;
-    /// The first event after `after` of this delivery and, if `matching`, with this key, whose time
-    /// is not over and which is with nobody.
-    fn first_event(
-        &mut self,
-        name: &str,
-        matching: Option<&str>,
-        deliver: Deliver,
-        after: u64,
-    ) -> Result<Option<StoredEvent>, Self::Error>;
-    /// The last event that was published before this instant; 0 if none is stored.
-    fn last_event_before(&mut self, name: &str, at: Timestamp) -> Result<u64, Self::Error>;
-    /// The first event that is with nobody and not being told around.
-    fn oldest_kept(&mut self, name: &str) -> Result<Option<StoredEvent>, Self::Error>;
-    /// Events that are kept though their time is over.
-    fn expired_events(&mut self, limit: usize) -> Result<Vec<(String, u64)>, Self::Error>;
-    /// The first broadcast that is being told around, of this name or of any.
-    fn spreading(&mut self, name: Option<&str>) -> Result<Option<(String, u64)>, Self::Error>;
-
-    fn insert_waiter(&mut self, waiter: &EventWaiter) -> Result<(), Self::Error>;
-    /// Those who wait with exactly this `matching`, in order of registration.
-    fn waiters(
-        &mut self,
-        name: &str,
-        matching: Option<&str>,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<EventWaiter>, Self::Error>;
-    fn waiter_of(&mut self, waiter: &Waiter) -> Result<Option<EventWaiter>, Self::Error>;
-    fn waiters_of_run(&mut self, run: RunNo) -> Result<Vec<EventWaiter>, Self::Error>;
-    fn write_given(&mut self, waiter: &EventWaiter, seq: u64) -> Result<(), Self::Error>;
-    fn delete_waiter(&mut self, waiter: &EventWaiter) -> Result<(), Self::Error>;
-
-    /// The last broadcast that a run has seen; 0 if none.
-    fn cursor(
-        &mut self,
-        run: RunNo,
-        name: &str,
-        matching: Option<&str>,
-    ) -> Result<u64, Self::Error>;
-    fn write_cursor(
-        &mut self,
-        run: RunNo,
-        name: &str,
-        matching: Option<&str>,
-        seq: u64,
-    ) -> Result<(), Self::Error>;
-    fn delete_cursors(&mut self, run: RunNo) -> Result<(), Self::Error>;
-
-    /// Until when no second event with this key is published.
-    fn event_dedupe(&mut self, name: &str, key: &str) -> Result<Option<Timestamp>, Self::Error>;
-    fn write_event_dedupe(
-        &mut self,
-        name: &str,
-        key: &str,
-        until: Timestamp,
-    ) -> Result<(), Self::Error>;
-    /// Removes keys whose time is over; how many.
-    fn delete_event_dedupes(&mut self, limit: usize) -> Result<usize, Self::Error>;
-
-    /// Removes the unread messages of a run that become events, and gives them in order.
-    fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Self::Error>;
-}
-
 /// Publishes an event: those who wait for it are told, or the first page of them.
 pub(crate) fn publish<T: EventTables>(
     tables: &mut T,
@@ -164,12 +48,10 @@ pub(crate) fn publish<T: EventTables>(
     let mut row = tables.event_name(name)?.unwrap_or_default();
     let now = tables.now();
     let expires_at = now + publication.retain;
-    if let Some(key) = &publication.dedupe {
-        let until = tables.event_dedupe(name, key)?;
-        if until.is_some_and(|until| until > now) {
-            return Ok(Published::default());
-        }
-        tables.write_event_dedupe(name, key, expires_at)?;
+    if let Some(key) = &publication.dedupe
+        && !tables.note_event_dedupe_if_free(name, key, expires_at)?
+    {
+        return Ok(Published::default());
     }
     row.last_seq += 1;
     let mut event = StoredEvent {
@@ -324,11 +206,7 @@ pub(crate) fn subscribe<T: EventTables>(
         name: name.to_owned(),
         no: row.last_waiter,
         matching: subscription.matching.clone(),
-        waiter: Waiter {
-            run: commit.run,
-            generation: commit.generation,
-            key: subscription.key.clone(),
-        },
+        waiter: effects::waiter(commit, &subscription.key),
         after: cursor.max(floor),
         floor,
         given: None,
@@ -350,11 +228,22 @@ pub(crate) fn subscribe<T: EventTables>(
 
 /// An operation has taken what it was given.
 pub(crate) fn took<T: EventTables>(tables: &mut T, waiter: &Waiter) -> Result<(), T::Error> {
-    let Some(found) = tables.waiter_of(waiter)? else {
+    let Some(found) = remove_waiter(tables, waiter)? else {
         return Ok(());
     };
-    tables.delete_waiter(&found)?;
     settle(tables, &found)
+}
+
+/// Removes the waiter of an operation, and gives it.
+fn remove_waiter<T: EventTables>(
+    tables: &mut T,
+    waiter: &Waiter,
+) -> Result<Option<EventWaiter>, T::Error> {
+    let found = tables.waiters_of(Of::Operation(waiter))?.pop();
+    if let Some(found) = &found {
+        tables.delete_waiter(found)?;
+    }
+    Ok(found)
 }
 
 /// What a waiter was given has been taken.
@@ -379,10 +268,9 @@ pub(crate) fn release<T: EventTables>(
     waiter: &Waiter,
     untaken: bool,
 ) -> Result<(), T::Error> {
-    let Some(found) = tables.waiter_of(waiter)? else {
+    let Some(found) = remove_waiter(tables, waiter)? else {
         return Ok(());
     };
-    tables.delete_waiter(&found)?;
     if untaken { give_back(tables, &found) } else { settle(tables, &found) }
 }
 
@@ -422,6 +310,7 @@ fn offer<T: EventTables>(
 
 /// An event is with a waiter that is not there: it is offered to the others. `false` if there is no
 /// such event.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn take_back<T: EventTables>(
     tables: &mut T,
     name: &str,
@@ -443,7 +332,7 @@ pub(crate) fn close<T: EventTables>(
     untaken: &[InboxRow],
 ) -> Result<(), T::Error> {
     let run = head.id.no();
-    let waiters = tables.waiters_of_run(run)?;
+    let waiters = tables.waiters_of(Of::Run(run))?;
     // All of them first, or one would be handed what another of the same run gives back.
     for waiter in &waiters {
         tables.delete_waiter(waiter)?;
@@ -459,7 +348,7 @@ pub(crate) fn close<T: EventTables>(
     let Some(ended) = over.ended else {
         return Ok(());
     };
-    for row in tables.take_fallbacks(run)? {
+    for row in tables.take_inbox(run, InboxPart::Fallbacks)? {
         if let Some(fallback) = row.on_end {
             publish(tables, &fallback.publication(row.body))?;
         }

@@ -1,73 +1,23 @@
 //! Dead letters, and what becomes of a message to a run that has ended.
 
-use uuid::Uuid;
-
 use super::{
-    Head, deliver as next_seq, events,
-    events::EventTables,
-    is_dead_letter, message, refuse_message,
-    tables::{link, links},
+    deliver as next_seq, events, is_dead_letter, message, refuse_message,
+    tables::{find, link, links},
     undeliverable,
 };
 use crate::{
     commit::{
-        DeadLetter, Delivered, Delivery, InboxRow, LetterDone, LetterWrite, Notice, OnEnd, Receipt,
-        ReplayTo, Target,
+        Delivered, Delivery, LetterDone, LetterWrite, Notice, OnEnd, Receipt, ReplayTo, Target,
     },
-    run_id::{RunId, RunNo},
+    store::rows::{EventTables, Head, RunChange},
 };
 
-/// The rows of messages and dead letters, within one batch.
-pub(crate) trait LetterTables: EventTables {
-    /// The rows of an inbox after this one, in order.
-    fn inbox_after(&mut self, run: RunNo, seen: u64) -> Result<Vec<InboxRow>, Self::Error>;
-
-    /// How many rows an inbox has; counted no further than to `max`.
-    fn count_inbox(&mut self, run: RunNo, max: u64) -> Result<u64, Self::Error>;
-
-    /// Removes rows from an inbox.
-    fn consume(&mut self, run: RunNo, seqs: &[u64]) -> Result<(), Self::Error>;
-
-    /// Whether a message with this dedupe key has come to a run.
-    fn has_dedupe(&mut self, run: RunNo, key: &str) -> Result<bool, Self::Error>;
-
-    /// Enters a request to a run, which is open until it is answered.
-    fn open_request(&mut self, request: Uuid, run: RunNo) -> Result<(), Self::Error>;
-
-    /// Answers a request, unless it has an answer: the first one wins.
-    fn reply_if_open(&mut self, request: Uuid, body: &[u8]) -> Result<(), Self::Error>;
-
-    /// The run has ended without a reply to the requests that are open.
-    fn end_requests(&mut self, run: RunNo) -> Result<(), Self::Error>;
-
-    /// Makes the unread messages of a run that has ended dead letters. Those that become events
-    /// instead, and what was for one operation alone, wait until the run is closed.
-    fn bury_inbox(&mut self, run: RunId) -> Result<(), Self::Error>;
-
-    /// Notes that a message with this dedupe key has come to a run.
-    fn note_dedupe(&mut self, run: RunNo, key: &str) -> Result<(), Self::Error>;
-
-    /// Makes a message a dead letter. `run` is the one that it was for, if there is one.
-    fn bury(
-        &mut self,
-        run: Option<RunNo>,
-        delivery: &Delivery,
-        reason: &str,
-    ) -> Result<(), Self::Error>;
-
-    /// A dead letter by its number.
-    fn letter(&mut self, no: u64) -> Result<Option<DeadLetter>, Self::Error>;
-
-    /// Removes a dead letter; `false` if there is none.
-    fn remove_letter(&mut self, no: u64) -> Result<bool, Self::Error>;
-}
-
 /// Delivers a message to a run.
-pub(crate) fn deliver<T: LetterTables>(
+pub(crate) fn deliver<T: EventTables>(
     tables: &mut T,
     delivery: &Delivery,
 ) -> Result<Delivered, T::Error> {
-    let Some(mut head) = tables.find(&delivery.target)? else {
+    let Some(mut head) = find(tables, &delivery.target)? else {
         return Ok(Delivered { receipt: Receipt::Unknown, run: None, seq: None });
     };
     let (id, run, now) = (head.id, head.id.no(), tables.now());
@@ -81,7 +31,7 @@ pub(crate) fn deliver<T: LetterTables>(
     let seq = next_seq(&mut head, now);
     let row = message(delivery, seq, now);
     tables.insert_inbox(run, &row)?;
-    tables.write_inbox_seq(&head)?;
+    tables.write_run(&head, RunChange::Inbox)?;
     if row.on_end.is_some() {
         link(tables, run, links::EVENTS)?;
     }
@@ -95,7 +45,7 @@ pub(crate) fn deliver<T: LetterTables>(
 }
 
 /// Why a message is not put into the inbox; nothing if it is.
-fn refuse<T: LetterTables>(
+fn refuse<T: EventTables>(
     tables: &mut T,
     head: &Head,
     delivery: &Delivery,
@@ -115,7 +65,7 @@ fn refuse<T: LetterTables>(
 }
 
 /// What becomes of a message to a run that has ended, as its sender wished.
-fn after_the_end<T: LetterTables>(
+fn after_the_end<T: EventTables>(
     tables: &mut T,
     head: &Head,
     delivery: &Delivery,
@@ -140,7 +90,7 @@ fn after_the_end<T: LetterTables>(
 }
 
 /// Delivers what a workflow sends; what cannot be delivered is a dead letter.
-pub(crate) fn send<T: LetterTables>(
+pub(crate) fn send<T: EventTables>(
     tables: &mut T,
     delivery: &Delivery,
 ) -> Result<Delivered, T::Error> {
@@ -153,7 +103,7 @@ pub(crate) fn send<T: LetterTables>(
 }
 
 /// Does what a client wishes with dead letters.
-pub(crate) fn apply<T: LetterTables>(
+pub(crate) fn apply<T: EventTables>(
     tables: &mut T,
     write: &LetterWrite,
 ) -> Result<LetterDone, T::Error> {
@@ -169,7 +119,7 @@ pub(crate) fn apply<T: LetterTables>(
     }
 }
 
-fn replay<T: LetterTables>(
+fn replay<T: EventTables>(
     tables: &mut T,
     no: u64,
     to: &ReplayTo,
@@ -209,7 +159,7 @@ fn replay<T: LetterTables>(
     {
         tables.remove_letter(no)?;
         let row = Box::new(message(&delivery, seq, tables.now()));
-        tables.notice(Notice::Inbox { run, row });
+        tables.notices().push(Notice::Inbox { run, row });
     }
     Ok(LetterDone::Delivered(delivered))
 }

@@ -14,53 +14,17 @@
 
 use super::{
     effects::waiter,
-    tables::{self, Tables, Waiter, links},
+    tables::{self, links},
 };
 use crate::{
     commit::{Acquire, ClaimLimit, Commit, InboxKind, LimitRate, LimitRule, RunStatus, answer},
-    store::LimitRow,
+    run_id::RunNo,
+    store::{
+        LimitRow,
+        rows::{InboxPart, LimitTables, Of, Place, Waiter},
+    },
     time::Timestamp,
 };
-
-/// A place under a limit: given, or waited for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// The name of the limit.
-    pub(crate) limit: String,
-    /// The key of the limit.
-    pub(crate) limit_key: String,
-    /// Whose it is.
-    pub(crate) of: Waiter,
-    /// Which in the line.
-    pub(crate) arrival: u64,
-    pub(crate) given: bool,
-}
-
-/// The rows of limits and of places under them.
-pub(crate) trait LimitTables: Tables {
-    fn limit(&mut self, name: &str, key: &str) -> Result<Option<LimitRow>, Self::Error>;
-
-    fn put_limit(&mut self, row: &LimitRow) -> Result<(), Self::Error>;
-
-    fn remove_limit(&mut self, row: &LimitRow) -> Result<(), Self::Error>;
-
-    /// Removes up to `max` limits of this name without places whose turns are over at `now_us`.
-    fn remove_idle(&mut self, name: &str, now_us: i64, max: u32) -> Result<(), Self::Error>;
-
-    fn place(&mut self, of: &Waiter) -> Result<Option<Place>, Self::Error>;
-
-    fn put_place(&mut self, place: &Place) -> Result<(), Self::Error>;
-
-    fn remove_place(&mut self, of: &Waiter) -> Result<(), Self::Error>;
-
-    /// The oldest place that is waited for.
-    fn first_in_line(&mut self, name: &str, key: &str) -> Result<Option<Place>, Self::Error>;
-
-    fn places_of(&mut self, run: crate::run_id::RunNo) -> Result<Vec<Place>, Self::Error>;
-
-    /// How many places are given under this key, and how many are waited for.
-    fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), Self::Error>;
-}
 
 /// An operation asks for a place, or for its turn alone.
 pub(crate) fn acquire<T: LimitTables>(
@@ -83,12 +47,12 @@ pub(crate) fn acquire<T: LimitTables>(
             _ => move_line(tables, row),
         };
     }
-    if let Some(place) = tables.place(&of)? {
+    if let Some(place) = place_of(tables, &of)? {
         if place.limit == *limit && place.limit_key == *limit_key {
             return Ok(());
         }
         // The code has another limit now.
-        tables.take_answers(of.run, &of.key)?;
+        tables.take_inbox(of.run, InboxPart::Answers(&of.key))?;
         release(tables, &of)?;
     }
     let mut row = row_of(tables, limit, limit_key, *rule)?;
@@ -109,9 +73,17 @@ pub(crate) fn acquire<T: LimitTables>(
     move_line(tables, row)
 }
 
+/// The place of an operation or of an item.
+pub(crate) fn place_of<T: LimitTables>(
+    tables: &mut T,
+    of: &Waiter,
+) -> Result<Option<Place>, T::Error> {
+    Ok(tables.places(Of::Operation(of))?.pop())
+}
+
 /// An operation gives back its place, or leaves the line.
 pub(crate) fn release<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<(), T::Error> {
-    let Some(place) = tables.place(of)? else {
+    let Some(place) = place_of(tables, of)? else {
         return Ok(());
     };
     tables.remove_place(of)?;
@@ -123,40 +95,13 @@ pub(crate) fn release<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<(),
     move_line(tables, row)
 }
 
-/// A place that nobody uses is removed, and those who wait for it are let in; `false` if there is none.
-pub(crate) fn vacate<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<bool, T::Error> {
-    let Some(place) = tables.place(of)? else {
-        return Ok(false);
-    };
-    tables.remove_place(of)?;
-    recount(tables, &place.limit, &place.limit_key)?;
-    Ok(true)
-}
-
-/// Counts the places anew, and lets in whom there is room for; `false` if there is no such limit.
-pub(crate) fn recount<T: LimitTables>(
-    tables: &mut T,
-    name: &str,
-    key: &str,
-) -> Result<bool, T::Error> {
-    let Some(mut row) = tables.limit(name, key)? else {
-        return Ok(false);
-    };
-    (row.held, row.waiting) = tables.count_places(name, key)?;
-    move_line(tables, row)?;
-    Ok(true)
-}
-
 /// A run gives back everything.
-pub(crate) fn leave<T: LimitTables>(
-    tables: &mut T,
-    run: crate::run_id::RunNo,
-) -> Result<(), T::Error> {
-    let mut places = tables.places_of(run)?;
+pub(crate) fn leave<T: LimitTables>(tables: &mut T, run: RunNo) -> Result<(), T::Error> {
+    let mut places = tables.places(Of::Run(run))?;
     // It leaves the lines first, so that it does not get what it gives back.
     places.sort_by_key(|place| place.given);
     for place in places {
-        tables.take_answers(run, &place.of.key)?;
+        tables.take_inbox(run, InboxPart::Answers(&place.of.key))?;
         release(tables, &place.of)?;
     }
     Ok(())
@@ -238,7 +183,7 @@ fn has_room(row: &LimitRow) -> bool {
 }
 
 /// Lets in as many as there is room for, oldest first, and writes the row.
-fn move_line<T: LimitTables>(tables: &mut T, mut row: LimitRow) -> Result<(), T::Error> {
+pub(crate) fn move_line<T: LimitTables>(tables: &mut T, mut row: LimitRow) -> Result<(), T::Error> {
     while row.waiting > 0 && has_room(&row) {
         let Some(mut place) = tables.first_in_line(&row.name, &row.key)? else {
             debug_assert!(false, "there are as many places as the row says");
@@ -324,6 +269,41 @@ fn interval_us(rate: LimitRate) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::memory::Data;
+
+    fn item(no: u8) -> Waiter {
+        Waiter { run: RunNo(0), generation: 0, key: vec![no] }
+    }
+
+    #[test]
+    fn what_waits_elsewhere_takes_a_place_only_if_one_is_free_now() {
+        let limit = ClaimLimit {
+            limit: "stripe".to_owned(),
+            limit_key: String::new(),
+            rule: LimitRule {
+                concurrency: Some(2),
+                rate: Some(LimitRate { count: 1, per_ms: 1_000, burst: 1 }),
+            },
+        };
+        let data = &mut Data::default();
+        let at = |data: &mut Data, ms, no| {
+            data.now = Timestamp::from_millis(ms);
+            let Ok(claimed) = claim(data, &limit, &item(no));
+            claimed
+        };
+        let later = Claimed::Later(Some(Timestamp::from_millis(11_000)));
+        assert_eq!(at(data, 10_000, 1), Claimed::Taken);
+        assert_eq!(at(data, 10_000, 2), later);
+        assert_eq!(at(data, 10_500, 2), later, "what was not given is not used up");
+        assert_eq!(at(data, 11_000, 2), Claimed::Taken);
+        assert_eq!(at(data, 20_000, 3), Claimed::Later(None));
+        let Ok(()) = release(data, &item(1));
+        assert_eq!(at(data, 20_000, 3), Claimed::Taken);
+        for no in [2, 3] {
+            let Ok(()) = release(data, &item(no));
+        }
+        assert_eq!(data.places(Of::Run(RunNo(0))), Ok(Vec::new()));
+    }
 
     fn limit(count: u32, per_ms: u64, burst: u32) -> LimitRow {
         let rate = Some(LimitRate { count, per_ms, burst });

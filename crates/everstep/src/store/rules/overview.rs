@@ -9,7 +9,7 @@ use crate::{
 /// Some of the durations of a bucket: every one, or every second, every fourth, .. in the order in
 /// which they come. Deterministic, and never more than twice [`STATS_SAMPLE`].
 #[derive(Clone, Debug)]
-pub(crate) struct Durations {
+pub struct Durations {
     kept: Vec<u64>,
     seen: u64,
     /// Every so manieth is kept.
@@ -23,7 +23,8 @@ impl Default for Durations {
 }
 
 impl Durations {
-    pub(crate) fn add(&mut self, ms: u64) {
+    /// Takes in a duration.
+    pub fn add(&mut self, ms: u64) {
         if self.seen.is_multiple_of(self.stride) {
             self.kept.push(ms);
         }
@@ -38,8 +39,8 @@ impl Durations {
         }
     }
 
-    /// Writes down what is said about them.
-    pub(crate) fn tell(mut self, row: &mut StatsRow) {
+    /// Writes the percentiles of the bucket into its row.
+    pub fn tell(mut self, row: &mut StatsRow) {
         self.kept.sort_unstable();
         row.p50_ms = percentile(&self.kept, 50);
         row.p95_ms = percentile(&self.kept, 95);
@@ -53,7 +54,7 @@ fn percentile(sorted: &[u64], percent: usize) -> Option<u64> {
 }
 
 /// How long a run took from the instant in its id to its end.
-pub(crate) fn duration_ms(run: RunNo, finished_at: Timestamp) -> u64 {
+pub fn duration_ms(run: RunNo, finished_at: Timestamp) -> u64 {
     let started = RunId::started_at(run).as_millis();
     u64::try_from(finished_at.as_millis() - started).unwrap_or(0)
 }

@@ -1,10 +1,10 @@
 //! How runs come to be in a pool, and move to another.
 
-use super::{Head, forget_number, make_due, tables::Tables};
+use super::{forget_number, make_due, tables::find};
 use crate::{
     commit::{Controlled, HandOver, Notice, Outcome, Refusal, Rehome, RunStatus},
-    pool::PoolNo,
-    run_id::{RunNo, ShardId},
+    run_id::ShardId,
+    store::rows::{Head, RunChange, RunTables},
     time::Timestamp,
 };
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -13,25 +13,11 @@ use crate::{
     store::{NewRunner, Serves},
 };
 
-/// The rows of pools and shards, within one batch.
-pub(crate) trait Pools: Tables {
-    /// The number of the pool with this name, which is made if there is none: the one after the
-    /// greatest.
-    fn pool_no(&mut self, name: &str) -> Result<PoolNo, Self::Error>;
-
-    /// Whether the runner that writes the batch has this shard, and its fence holds.
-    fn owns(&mut self, shard: ShardId) -> Result<bool, Self::Error>;
-
-    /// Writes down the home pool of a run; `false` if it was so already.
-    fn write_home(&mut self, run: RunNo, pool: &str) -> Result<bool, Self::Error>;
-
-    /// Writes the shard of a run that has moved, with the status, the time and the number that are
-    /// in `head`.
-    fn write_shard(&mut self, head: &Head) -> Result<(), Self::Error>;
-}
-
 /// Moves a run to the shard with the same index of another pool.
-pub(crate) fn hand_over<T: Pools>(tables: &mut T, what: &HandOver) -> Result<Outcome, T::Error> {
+pub(crate) fn hand_over<T: RunTables>(
+    tables: &mut T,
+    what: &HandOver,
+) -> Result<Outcome, T::Error> {
     let Some(mut head) = tables.head(what.run)? else {
         return Ok(Outcome::Refused(Refusal::Gone));
     };
@@ -47,17 +33,17 @@ pub(crate) fn hand_over<T: Pools>(tables: &mut T, what: &HandOver) -> Result<Out
     }
     let now = tables.now();
     leave(&mut head, shard, now);
-    tables.write_shard(&head)?;
+    tables.write_run(&head, RunChange::Shard)?;
     if let Some(at) = head.available_at {
         let run = head.id;
-        tables.notice(Notice::Due { run, at });
+        tables.notices().push(Notice::Due { run, at });
     }
     Ok(Outcome::Committed(Vec::new()))
 }
 
 /// Gives a run another home. See [`Rehome`].
-pub(crate) fn rehome<T: Pools>(tables: &mut T, what: &Rehome) -> Result<Outcome, T::Error> {
-    let Some(mut head) = tables.find(&what.target)? else {
+pub(crate) fn rehome<T: RunTables>(tables: &mut T, what: &Rehome) -> Result<Outcome, T::Error> {
+    let Some(mut head) = find(tables, &what.target)? else {
         return Ok(Outcome::Controlled(Controlled::Unknown));
     };
     let (run, status) = (head.id, head.status);
@@ -65,16 +51,16 @@ pub(crate) fn rehome<T: Pools>(tables: &mut T, what: &Rehome) -> Result<Outcome,
         return Ok(Outcome::Controlled(Controlled::Finished { run, status }));
     }
     let pool = tables.pool_no(&what.pool)?;
-    if !tables.write_home(run.no(), &what.pool)? {
+    if !tables.write_home_if_new(run.no(), &what.pool)? {
         return Ok(Outcome::Controlled(Controlled::Already { run, status }));
     }
     // One that is due anyway, or moves, is looked at anyway.
     if status == RunStatus::Sleeping && head.shard.pool() != pool {
         let now = tables.now();
         make_due(&mut head, now);
-        tables.write_shard(&head)?;
+        tables.write_run(&head, RunChange::Shard)?;
         let at = now;
-        tables.notice(Notice::Due { run, at });
+        tables.notices().push(Notice::Due { run, at });
     }
     Ok(Outcome::Controlled(Controlled::Done { run }))
 }

@@ -22,110 +22,14 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{
-    limits::{self, LimitTables},
-    tables::{self, Waiter, links},
+    limits,
+    tables::{self, links, put_entry},
 };
 use crate::{
     commit::{ItemId, answer, *},
     error::{Failure, FailureKind, encode_failure},
-    run_id::RunNo,
-    time::Timestamp,
+    store::rows::{HOLDERS, ItemHead, ItemNews, ItemWait, Of, QueueTables, Waiter, WaitsOf},
 };
-
-/// What decisions about an item are made from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ItemHead {
-    pub(crate) id: ItemId,
-    pub(crate) queue: String,
-    pub(crate) state: ItemState,
-    pub(crate) at: Timestamp,
-    pub(crate) claim: Option<Uuid>,
-    pub(crate) attempts: u32,
-    pub(crate) keep: Duration,
-    pub(crate) created_at: Timestamp,
-}
-
-/// What a change of an item writes besides its head.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ItemNews<'a> {
-    pub(crate) error: Option<&'a [u8]>,
-    pub(crate) answer: Option<&'a [u8]>,
-}
-
-/// An item that can be claimed, with what its worker gets.
-pub(crate) struct ReadyItem {
-    pub(crate) head: ItemHead,
-    pub(crate) payload: Vec<u8>,
-    pub(crate) trace: Option<String>,
-}
-
-/// An operation that waits for an item.
-pub(crate) struct Wait {
-    pub(crate) waiter: Waiter,
-    pub(crate) item: ItemId,
-    /// Whether the item goes with the wait while nobody has claimed it.
-    pub(crate) cancels: bool,
-}
-
-/// The rows of queues.
-pub(crate) trait QueueTables: LimitTables {
-    /// Puts an item in, in this state, and gives its number.
-    fn insert_item(
-        &mut self,
-        new: &NewItem,
-        state: ItemState,
-        at: Timestamp,
-    ) -> Result<ItemId, Self::Error>;
-
-    fn item(&mut self, item: ItemId) -> Result<Option<ItemHead>, Self::Error>;
-
-    fn item_answer(&mut self, item: ItemId) -> Result<Option<Vec<u8>>, Self::Error>;
-
-    /// The item that has this key.
-    fn item_by_dedupe(&mut self, queue: &str, key: &str) -> Result<Option<ItemId>, Self::Error>;
-
-    /// Writes what `head` says, the answer (or that there is none), and an error if there is a new
-    /// one.
-    fn write_item(&mut self, head: &ItemHead, news: ItemNews<'_>) -> Result<(), Self::Error>;
-
-    /// Takes the dedupe key from an item, so that another may have it.
-    fn free_dedupe(&mut self, item: ItemId) -> Result<(), Self::Error>;
-
-    fn delete_item(&mut self, item: ItemId) -> Result<(), Self::Error>;
-
-    /// Ready items in the order in which they are claimed, with what their workers get.
-    fn ready_items(&mut self, queue: &str, limit: usize) -> Result<Vec<ReadyItem>, Self::Error>;
-
-    /// Items in this state (delayed, claimed or done) whose time is not after `until`, by time.
-    fn timed_items(
-        &mut self,
-        queue: &str,
-        state: ItemState,
-        until: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<ItemHead>, Self::Error>;
-
-    /// The earliest time of an item in this state (delayed or claimed).
-    fn first_time(
-        &mut self,
-        queue: &str,
-        state: ItemState,
-    ) -> Result<Option<Timestamp>, Self::Error>;
-
-    fn put_wait(&mut self, wait: &Wait) -> Result<(), Self::Error>;
-
-    /// Removes the wait of one operation, and gives it.
-    fn take_wait(&mut self, waiter: &Waiter) -> Result<Option<Wait>, Self::Error>;
-
-    /// Removes all waits for an item, and gives them.
-    fn take_waits_for(&mut self, item: ItemId) -> Result<Vec<Wait>, Self::Error>;
-
-    /// Whether anybody waits for an item.
-    fn is_waited_for(&mut self, item: ItemId) -> Result<bool, Self::Error>;
-
-    /// The operations of a run that wait for items.
-    fn waits_of_run(&mut self, run: RunNo) -> Result<Vec<Waiter>, Self::Error>;
-}
 
 /// How many items of each kind are moved by time with one claim: more wait for the next, which is
 /// asked for at once.
@@ -174,7 +78,7 @@ fn enqueue<T: QueueTables>(tables: &mut T, new: &NewItem) -> Result<Enqueued, T:
     };
     let item = tables.insert_item(new, state, at)?;
     let queue = new.queue.clone();
-    tables.notice(Notice::Queue { queue });
+    tables.notices().push(Notice::Queue { queue });
     let attached = false;
     Ok(Enqueued { item, attached })
 }
@@ -200,7 +104,7 @@ pub(crate) fn enqueue_and_wait<T: QueueTables>(
         return Ok(());
     }
     let cancels = !attached && !leave;
-    tables.put_wait(&Wait { waiter, item, cancels })
+    tables.put_wait(&ItemWait { waiter, item, cancels })
 }
 
 /// An operation puts an item in and goes on; its entry is written with the number of the item.
@@ -212,7 +116,7 @@ pub(crate) fn enqueue_and_record<T: QueueTables>(
 ) -> Result<Enqueued, T::Error> {
     let enqueued = enqueue(tables, new)?;
     let value = [prefix, &enqueued.item.0.to_le_bytes()].concat();
-    tables.put_entry(owner, value)?;
+    put_entry(tables, owner, value)?;
     Ok(enqueued)
 }
 
@@ -256,26 +160,17 @@ fn claim<T: QueueTables>(tables: &mut T, wanted: &ClaimItems) -> Result<Claimed,
 /// give theirs back are heard of at once; a step or a run that does knows nothing of queues.
 const ROOM_POLL: Duration = Duration::from_secs(1);
 
-/// Stands for the run in the places of items. No run is meant, since the numbers of runs are not
-/// negative.
-pub(crate) const HOLDERS: RunNo = RunNo(-2);
-
 /// Who has the place of an item. The key is its number in decimal digits, which SQL can read.
 fn holder(item: ItemId) -> Waiter {
     Waiter { run: HOLDERS, generation: 0, key: item.to_string().into_bytes() }
-}
-
-/// The item that has a place as this.
-pub(crate) fn item_of(holder: &Waiter) -> Option<ItemId> {
-    std::str::from_utf8(&holder.key).ok()?.parse().ok()
 }
 
 /// Takes the places of items whose claims have run out. Those items are still to be counted as lost
 /// by the next worker, which knows how many attempts there are; but their claims hold no more.
 fn revoke<T: QueueTables>(tables: &mut T) -> Result<(), T::Error> {
     let now = tables.now();
-    for place in tables.places_of(HOLDERS)? {
-        let head = match item_of(&place.of) {
+    for place in tables.places(Of::Run(HOLDERS))? {
+        let head = match place.of.item() {
             Some(item) => tables.item(item)?,
             None => None,
         };
@@ -296,13 +191,13 @@ fn revoke<T: QueueTables>(tables: &mut T) -> Result<(), T::Error> {
 /// An item is claimed no more: it gives back its place, if it was under a limit.
 fn give_back<T: QueueTables>(tables: &mut T, head: &ItemHead) -> Result<(), T::Error> {
     let holder = holder(head.id);
-    if tables.place(&holder)?.is_none() {
+    if limits::place_of(tables, &holder)?.is_none() {
         return Ok(());
     }
     limits::release(tables, &holder)?;
     // Another item may have room now.
     let queue = head.queue.clone();
-    tables.notice(Notice::Queue { queue });
+    tables.notices().push(Notice::Queue { queue });
     Ok(())
 }
 
@@ -393,14 +288,14 @@ fn settle<T: QueueTables>(tables: &mut T, settled: &Settle) -> Result<bool, T::E
             let answer = None;
             tables.write_item(&head, ItemNews { error, answer })?;
             let queue = head.queue;
-            tables.notice(Notice::Queue { queue });
+            tables.notices().push(Notice::Queue { queue });
         }
         Settlement::Release => {
             (head.state, head.claim, head.at) = (ItemState::Ready, None, now);
             head.attempts = head.attempts.saturating_sub(1);
             tables.write_item(&head, ItemNews::default())?;
             let queue = head.queue;
-            tables.notice(Notice::Queue { queue });
+            tables.notices().push(Notice::Queue { queue });
         }
     }
     Ok(true)
@@ -409,7 +304,7 @@ fn settle<T: QueueTables>(tables: &mut T, settled: &Settle) -> Result<bool, T::E
 /// Tells those who wait for the item how it ended; whether there was anybody.
 fn tell<T: QueueTables>(tables: &mut T, head: &ItemHead, body: &[u8]) -> Result<bool, T::Error> {
     let mut told = false;
-    for wait in tables.take_waits_for(head.id)? {
+    for wait in tables.take_waits(WaitsOf::Item(head.id))? {
         let kind = InboxKind::QueueResult;
         told |= tables::answer(tables, &wait.waiter, kind, &head.queue, body.to_vec())?;
     }
@@ -426,7 +321,7 @@ fn keep<T: QueueTables>(tables: &mut T, mut head: ItemHead, body: &[u8]) -> Resu
     let answer = Some(body);
     let error = None;
     tables.write_item(&head, ItemNews { error, answer })?;
-    tables.notice(Notice::ItemEnded { item: head.id, answer: body.to_vec() });
+    tables.notices().push(Notice::ItemEnded { item: head.id, answer: body.to_vec() });
     Ok(())
 }
 
@@ -440,7 +335,7 @@ fn fail<T: QueueTables>(tables: &mut T, mut head: ItemHead, error: &[u8]) -> Res
     (head.state, head.claim, head.at) = (ItemState::Dead, None, tables.now());
     let news = ItemNews { error: Some(error), answer: Some(&body) };
     tables.write_item(&head, news)?;
-    tables.notice(Notice::ItemEnded { item: head.id, answer: body });
+    tables.notices().push(Notice::ItemEnded { item: head.id, answer: body });
     Ok(())
 }
 
@@ -461,7 +356,7 @@ fn control<T: QueueTables>(
             (head.state, head.at, head.attempts) = (ItemState::Ready, tables.now(), 0);
             tables.write_item(&head, ItemNews::default())?;
             let queue = head.queue;
-            tables.notice(Notice::Queue { queue });
+            tables.notices().push(Notice::Queue { queue });
         }
         (ItemControl::Drop, ItemState::Dead) => tables.delete_item(item)?,
         (_, state) => return Ok(ItemControlled::Refused(state)),
@@ -475,27 +370,19 @@ fn cancel<T: QueueTables>(tables: &mut T, head: ItemHead) -> Result<(), T::Error
     keep(tables, head, &answer::cancelled())
 }
 
-/// An operation does not wait for its item any more: it goes too, if nobody has claimed it and
-/// nobody else waits for it.
-pub(crate) fn abandon<T: QueueTables>(tables: &mut T, waiter: &Waiter) -> Result<(), T::Error> {
-    let Some(wait) = tables.take_wait(waiter)? else {
-        return Ok(());
-    };
-    if !wait.cancels || tables.is_waited_for(wait.item)? {
-        return Ok(());
-    }
-    match tables.item(wait.item)? {
-        Some(head) if matches!(head.state, ItemState::Ready | ItemState::Delayed) => {
-            cancel(tables, head)
+/// An operation, or a run whose code is over, does not wait for items any more: an item goes too, if
+/// nobody has claimed it and nobody else waits for it.
+pub(crate) fn abandon<T: QueueTables>(tables: &mut T, of: Of<'_>) -> Result<(), T::Error> {
+    for wait in tables.take_waits(WaitsOf::Of(of))? {
+        if !wait.cancels || tables.is_waited_for(wait.item)? {
+            continue;
         }
-        _ => Ok(()),
-    }
-}
-
-/// The code of a run is over: nothing of it waits for an item any more.
-pub(crate) fn close<T: QueueTables>(tables: &mut T, run: RunNo) -> Result<(), T::Error> {
-    for waiter in tables.waits_of_run(run)? {
-        abandon(tables, &waiter)?;
+        match tables.item(wait.item)? {
+            Some(head) if matches!(head.state, ItemState::Ready | ItemState::Delayed) => {
+                cancel(tables, head)?;
+            }
+            _ => {}
+        }
     }
     Ok(())
 }

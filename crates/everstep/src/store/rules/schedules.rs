@@ -4,26 +4,16 @@
 //! run of a schedule has ended is known, and a tick is dealt with once however many try: whoever
 //! comes second finds another `next_at`.
 
-use super::{
-    runs::{self, RunTables},
-    tables,
-};
+use super::{runs, tables};
 use crate::{
     run_id::RunId,
     schedule::{Overlap, QUEUE_MAX},
     store::{
         Fire, FireCause, Fired, NewRun, NewSchedule, Outcome, QueuedTick, ScheduleOutcome,
-        ScheduleRow, ScheduleWrite, Target,
+        ScheduleRow, ScheduleWrite, Target, rows::ScheduleTables,
     },
     time::Timestamp,
 };
-
-/// The rows of schedules, within one batch.
-pub(crate) trait ScheduleTables: RunTables {
-    fn schedule(&mut self, name: &str) -> Result<Option<ScheduleRow>, Self::Error>;
-    fn write_schedule(&mut self, row: &ScheduleRow) -> Result<(), Self::Error>;
-    fn delete_schedule(&mut self, name: &str) -> Result<(), Self::Error>;
-}
 
 /// Does what is asked, or says why not.
 pub(crate) fn apply<T: ScheduleTables>(
@@ -152,7 +142,7 @@ fn deal_with<T: ScheduleTables>(
     }
     let is_live = match row.last_run {
         Some(run) => {
-            let head = tables.find(&Target::Id(run))?;
+            let head = tables::find(tables, &Target::Id(run))?;
             head.is_some_and(|head| !head.status.is_terminal())
         }
         None => false,

@@ -1,19 +1,11 @@
-//! What the rules ask of a store: rows, one at a time.
-//!
-//! Everything that several tables take part in (a wait and its answer, a run that ends) is decided
-//! once, over this trait; a store only reads and writes rows. All calls of a batch see each other's
-//! changes.
+//! What several rules do to the same rows: find a run, answer an operation, mark what a run has
+//! elsewhere, cancel a run on behalf of another.
 
-use super::{
-    Head, Tombstone, deliver,
-    runs::{self, RunTables},
-};
+use super::{deliver, runs};
 use crate::{
-    commit::{
-        Control, Controlled, InboxKind, InboxRow, KeyRange, NewRun, Notice, Put, Started, Target,
-    },
+    commit::{Control, Controlled, InboxKind, InboxRow, NewRun, Notice, Put, Started, Target},
     run_id::RunNo,
-    time::Timestamp,
+    store::rows::{Head, InboxTables, Keyed, RunChange, RunTables, Waiter},
 };
 
 /// What a run has elsewhere that must be told or removed when its code is over: bits of
@@ -37,89 +29,33 @@ pub(crate) mod links {
     pub(crate) const LIMITS: u32 = 1 << 5;
 }
 
-/// An operation that waits.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Waiter {
-    pub(crate) run: RunNo,
-    pub(crate) generation: u32,
-    /// The key of the operation.
-    pub(crate) key: Vec<u8>,
-}
-
-impl Waiter {
-    /// What comes before all others, in order.
-    pub(crate) const FIRST: Waiter =
-        Waiter { run: RunNo(i64::MIN), generation: 0, key: Vec::new() };
-}
-
-/// What is stored under the key of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Keyed {
-    Run(RunNo),
-    Deleted(Tombstone),
-}
-
-/// The rows of a store, within one batch.
-pub(crate) trait Tables {
-    type Error;
-
-    /// The time of the batch.
-    fn now(&self) -> Timestamp;
-
-    /// The row of a run, as it is now.
-    fn head(&mut self, run: RunNo) -> Result<Option<Head>, Self::Error>;
-
-    /// What is stored under a key.
-    fn keyed(&mut self, workflow: &str, key: &str) -> Result<Option<Keyed>, Self::Error>;
-
-    /// The row of the run that is meant.
-    fn find(&mut self, target: &Target) -> Result<Option<Head>, Self::Error> {
-        match target {
-            // The number says less than the id: it may be another run's.
-            Target::Id(id) => Ok(self.head(id.no())?.filter(|head| head.id == *id)),
-            Target::Key { workflow, key } => match self.keyed(workflow, key)? {
-                Some(Keyed::Run(run)) => self.head(run),
-                Some(Keyed::Deleted(_)) | None => Ok(None),
-            },
-        }
+/// The row of the run that is meant.
+pub(crate) fn find<T: RunTables>(
+    tables: &mut T,
+    target: &Target,
+) -> Result<Option<Head>, T::Error> {
+    match target {
+        // The number says less than the id: it may be another run's.
+        Target::Id(id) => Ok(tables.head(id.no())?.filter(|head| head.id == *id)),
+        Target::Key { workflow, key } => match tables.keyed(workflow, key)? {
+            Some(Keyed::Run(run)) => tables.head(run),
+            Some(Keyed::Deleted(_)) | None => Ok(None),
+        },
     }
+}
 
-    /// Inserts a row into the inbox of a run.
-    fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> Result<(), Self::Error>;
-
-    /// Writes the `inbox_seq` and the `available_at` of a run as they are in `head`.
-    fn write_inbox_seq(&mut self, head: &Head) -> Result<(), Self::Error>;
-
-    /// Deletes ranges of entries, then writes entries.
-    fn write_entries(
-        &mut self,
-        run: RunNo,
-        generation: u32,
-        deletes: &[KeyRange],
-        puts: &[Put],
-    ) -> Result<(), Self::Error>;
-
-    /// Writes the entry of an operation.
-    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Self::Error> {
-        let key = of.key.clone();
-        self.write_entries(of.run, of.generation, &[], &[Put { key, value }])
-    }
-
-    /// Removes what lies in the inbox for one operation, and gives it.
-    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Self::Error>;
-
-    /// Removes what lies in the inbox for operations, and gives it.
-    fn take_all_answers(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Self::Error>;
-
-    /// Writes the links of a run as they are in `head`.
-    fn write_links(&mut self, head: &Head) -> Result<(), Self::Error>;
-
-    /// Notes what has happened to somebody else.
-    fn notice(&mut self, notice: Notice);
+/// Writes the entry of an operation.
+pub(crate) fn put_entry<T: RunTables>(
+    tables: &mut T,
+    of: &Waiter,
+    value: Vec<u8>,
+) -> Result<(), T::Error> {
+    let key = of.key.clone();
+    tables.write_entries(of.run, of.generation, &[], &[Put { key, value }])
 }
 
 /// Hands an operation what it waits for. `false` if its run has ended or is of another generation.
-pub(crate) fn answer<T: Tables>(
+pub(crate) fn answer<T: InboxTables>(
     tables: &mut T,
     to: &Waiter,
     kind: InboxKind,
@@ -144,13 +80,13 @@ pub(crate) fn answer<T: Tables>(
         on_end: None,
     };
     tables.insert_inbox(to.run, &row)?;
-    tables.write_inbox_seq(&head)?;
-    tables.notice(Notice::Inbox { run: head.id, row: Box::new(row) });
+    tables.write_run(&head, RunChange::Inbox)?;
+    tables.notices().push(Notice::Inbox { run: head.id, row: Box::new(row) });
     Ok(true)
 }
 
 /// Marks what a run has elsewhere. `false` if there is no such run, or it has ended.
-pub(crate) fn link<T: Tables>(tables: &mut T, run: RunNo, bits: u32) -> Result<bool, T::Error> {
+pub(crate) fn link<T: RunTables>(tables: &mut T, run: RunNo, bits: u32) -> Result<bool, T::Error> {
     let Some(mut head) = tables.head(run)? else {
         return Ok(false);
     };
@@ -159,18 +95,18 @@ pub(crate) fn link<T: Tables>(tables: &mut T, run: RunNo, bits: u32) -> Result<b
     }
     if head.links & bits != bits {
         head.links |= bits;
-        tables.write_links(&head)?;
+        tables.write_run(&head, RunChange::Links)?;
     }
     Ok(true)
 }
 
 /// Notes that a run was made on behalf of somebody else: it is claimed, or due.
-pub(crate) fn notice_start<T: Tables>(tables: &mut T, started: &Started, new: NewRun) {
+pub(crate) fn notice_start<T: RunTables>(tables: &mut T, started: &Started, new: NewRun) {
     if started.claimed {
-        tables.notice(Notice::Claimed(Box::new(new)));
+        tables.notices().push(Notice::Claimed(Box::new(new)));
     } else if let Some(at) = started.available_at {
         let run = started.id;
-        tables.notice(Notice::Due { run, at });
+        tables.notices().push(Notice::Due { run, at });
     }
 }
 
@@ -185,7 +121,7 @@ pub(crate) fn cancel<T: RunTables>(
     };
     let control = Control::Cancel { rollback };
     if let Controlled::Done { run } = runs::control(tables, &Target::Id(head.id), control)? {
-        tables.notice(Notice::Control { run, control });
+        tables.notices().push(Notice::Control { run, control });
     }
     Ok(())
 }

@@ -15,10 +15,7 @@ use crate::{
     run_id::RunNo,
     store::{
         Finished, ScheduleRow,
-        rules::{
-            events::{EventName, EventWaiter, StoredEvent},
-            tables::{Keyed, Waiter},
-        },
+        rows::{EventName, EventWaiter, Keyed, StoredEvent, Waiter},
     },
 };
 

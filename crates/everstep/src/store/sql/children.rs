@@ -4,7 +4,7 @@
 //! does so under the lock of that run; whoever waits no more, under its own.
 
 use super::{
-    Sql, SqlTables,
+    InSql, Sql, SqlTables,
     bulk::Bulk,
     columns,
     value::{Value, params},
@@ -13,10 +13,7 @@ use crate::{
     run_id::RunNo,
     store::{
         Finished,
-        rules::{
-            children::{ChildRow, ChildTables},
-            tables::{Tables, Waiter},
-        },
+        rows::{ChildRow, ChildTables, Of, RunTables, Waiter},
     },
 };
 
@@ -65,7 +62,7 @@ pub(crate) enum Watches {
 
 /// Keeps what is added for a waiter apart from what is removed for it: the two are sorted by
 /// different runs, and would otherwise change places.
-fn order_watches<T: SqlTables>(tables: &mut T, waiter: RunNo, what: Watches) {
+fn order_watches<T: SqlTables>(tables: &mut InSql<T>, waiter: RunNo, what: Watches) {
     let before = tables.ahead().watches.insert(waiter, what);
     if before.is_some_and(|before| before != what) {
         tables.sql().barrier();
@@ -77,7 +74,7 @@ fn watcher(run: RunNo, waiter: &Waiter) -> Vec<Value> {
     params![run, waiter.run, waiter.generation, waiter.key]
 }
 
-impl<T: SqlTables> ChildTables for T {
+impl<T: SqlTables> ChildTables for InSql<T> {
     fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, T::Error> {
         // Locked: it may be about to end.
         let is_over = self.head(run)?.is_some_and(|head| head.status.is_terminal());
@@ -114,17 +111,15 @@ impl<T: SqlTables> ChildTables for T {
         Ok(waiters)
     }
 
-    fn remove_watches(&mut self, waiter: &Waiter) -> Result<(), T::Error> {
-        order_watches(self, waiter.run, Watches::Removed);
-        self.ahead().forget_watches(waiter.run);
-        let row = params![waiter.run, waiter.generation, waiter.key];
-        self.sql().put(&REMOVE_WATCHES, row)
-    }
-
-    fn remove_watches_of_run(&mut self, run: RunNo) -> Result<(), T::Error> {
-        order_watches(self, run, Watches::Removed);
-        self.ahead().forget_watches(run);
-        self.sql().put(&REMOVE_WATCHES_OF_RUN, params![run])
+    fn remove_watches(&mut self, of: Of<'_>) -> Result<(), T::Error> {
+        order_watches(self, of.run(), Watches::Removed);
+        self.ahead().forget_watches(of.run());
+        match of {
+            Of::Operation(Waiter { run, generation, key }) => {
+                self.sql().put(&REMOVE_WATCHES, params![run, generation, key])
+            }
+            Of::Run(run) => self.sql().put(&REMOVE_WATCHES_OF_RUN, params![run]),
+        }
     }
 
     fn put_child(&mut self, child: &ChildRow) -> Result<(), T::Error> {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     run_id::RunNo,
-    store::{DueRun, Fallback, Finished, InboxRow, RunRow, ShardSet, rules::tables::Waiter},
+    store::{DueRun, Fallback, Finished, InboxRow, RunRow, ShardSet, rows::Waiter},
 };
 
 /// The columns that [`run_row`] reads.

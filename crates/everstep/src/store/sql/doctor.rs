@@ -1,12 +1,10 @@
-//! What the doctor asks of tables, and what mends them: see [`crate::store::doctor`] for the rules.
-
-use std::borrow::Cow;
+//! What the doctor asks of tables: see [`crate::store::doctor`] for the rules.
 
 use serde_json::{Map, Value as Json};
 use uuid::Uuid;
 
 use super::{
-    Sql, SqlTables,
+    Sql,
     value::{BadValue, Datum, Row, Value, params},
 };
 use crate::{
@@ -15,7 +13,6 @@ use crate::{
     store::{
         InboxKind, RunStatus,
         doctor::{Ask, CellKind, Facts, FoundRow, PlaceFact, RULES, Rule, RunFacts, sql as texts},
-        rules::mends::MendTables,
     },
 };
 
@@ -70,7 +67,7 @@ pub(crate) fn examine<S: Sql>(
     }
 }
 
-fn values(row: &[Cell]) -> Vec<Value> {
+pub(super) fn values(row: &[Cell]) -> Vec<Value> {
     row.iter().map(Value::from).collect()
 }
 
@@ -193,25 +190,4 @@ fn run_facts<S: Sql>(sql: &S, run: RunNo) -> Result<Option<RunFacts>, S::Error> 
         facts.registered.extend(kind.map(|kind| (kind, key)));
     }
     Ok(Some(facts))
-}
-
-impl<T: SqlTables> MendTables for T {
-    fn item() -> &'static str {
-        item::<T::Sql>()
-    }
-
-    fn mend_by(
-        &mut self,
-        run: Option<RunNo>,
-        sql: Cow<'static, str>,
-        params: &[Cell],
-    ) -> Result<u64, T::Error> {
-        self.forget(run);
-        let changed = self.sql().execute_now(sql, values(params))?;
-        Ok(changed as u64)
-    }
-
-    fn is_so(&mut self, sql: String, params: &[Cell]) -> Result<bool, T::Error> {
-        self.sql().exists(sql, values(params))
-    }
 }

@@ -7,17 +7,17 @@
 //! it is for one.
 
 use super::{
-    Sql, SqlTables, Subject,
+    InSql, Sql, SqlTables, Subject,
     bulk::Bulk,
-    columns, letters,
+    columns,
     value::{BadValue, Row, params, read},
 };
 use crate::{
-    commit::{Deliver, EventRow, InboxRow},
+    commit::{Deliver, EventRow},
     run_id::RunNo,
-    store::rules::{
-        events::{EventName, EventTables, EventWaiter, LOOK, StoredEvent},
-        tables::{Tables, Waiter},
+    store::{
+        rows::{EventName, EventTables, EventWaiter, Of, RunTables, StoredEvent, Waiter},
+        rules::events::LOOK,
     },
     time::Timestamp,
 };
@@ -63,9 +63,6 @@ static PUT_CURSOR: Bulk =
 
 static DELETE_CURSORS: Bulk = Bulk::delete("everstep_event_cursors", 1, "run bigint");
 
-static PUT_DEDUPE: Bulk =
-    Bulk::put("everstep_event_dedupes", 2, "name text, key text, until bigint");
-
 pub(crate) fn event_name(row: &dyn Row, first: usize) -> Result<EventName, BadValue> {
     Ok(read!(row, first => EventName { last_seq, last_waiter, kept, dropped }))
 }
@@ -107,14 +104,14 @@ fn first_spreading<S: Sql>(sql: &S, name: Option<&str>) -> Result<Option<(String
 }
 
 /// A waiter that is going to be removed: see the head of this module.
-fn lock_ungiven<T: SqlTables>(tables: &mut T, waiter: &EventWaiter) -> Result<(), T::Error> {
+fn lock_ungiven<T: SqlTables>(tables: &mut InSql<T>, waiter: &EventWaiter) -> Result<(), T::Error> {
     match waiter.given {
         Some(_) => Ok(()),
         None => tables.lock(Subject::Event(&waiter.name)),
     }
 }
 
-impl<T: SqlTables> EventTables for T {
+impl<T: SqlTables> EventTables for InSql<T> {
     fn event_name(&mut self, name: &str) -> Result<Option<EventName>, T::Error> {
         self.lock(Subject::Event(name))?;
         if let Some(row) = self.ahead().event_names.get(name) {
@@ -281,28 +278,19 @@ impl<T: SqlTables> EventTables for T {
         Ok(page)
     }
 
-    fn waiter_of(&mut self, of: &Waiter) -> Result<Option<EventWaiter>, T::Error> {
-        let found = match self.ahead().waits(of.run) {
-            Some(waits) => waits.iter().find(|it| it.waiter == *of).cloned(),
-            None => {
+    fn waiters_of(&mut self, of: Of<'_>) -> Result<Vec<EventWaiter>, T::Error> {
+        let found = match (self.ahead().waits(of.run()), of) {
+            (Some(waits), _) => {
+                waits.iter().filter(|it| of.includes(&it.waiter)).cloned().collect()
+            }
+            (None, Of::Operation(Waiter { run, generation, key })) => {
                 let sql = format!(
                     "SELECT {WAITER} FROM everstep_event_waiters \
                      WHERE run = $1 AND generation = $2 AND wait = $3"
                 );
-                let params = params![of.run, of.generation, of.key];
-                self.sql().row(sql, params, waiter)?
+                self.sql().rows(sql, params![run, generation, key], waiter)?
             }
-        };
-        if let Some(waiter) = &found {
-            lock_ungiven(self, waiter)?;
-        }
-        Ok(found)
-    }
-
-    fn waiters_of_run(&mut self, run: RunNo) -> Result<Vec<EventWaiter>, T::Error> {
-        let found = match self.ahead().waits(run) {
-            Some(waits) => waits.to_vec(),
-            None => {
+            (None, Of::Run(run)) => {
                 let sql = format!(
                     "SELECT {WAITER} FROM everstep_event_waiters WHERE run = $1 \
                      ORDER BY generation, wait"
@@ -360,18 +348,16 @@ impl<T: SqlTables> EventTables for T {
         Ok(())
     }
 
-    fn event_dedupe(&mut self, name: &str, key: &str) -> Result<Option<Timestamp>, T::Error> {
-        let sql = "SELECT until FROM everstep_event_dedupes WHERE name = $1 AND key = $2";
-        self.sql().row(sql, params![name, key], |row| row.get(0))
-    }
-
-    fn write_event_dedupe(
+    fn note_event_dedupe_if_free(
         &mut self,
         name: &str,
         key: &str,
         until: Timestamp,
-    ) -> Result<(), T::Error> {
-        self.sql().execute(PUT_DEDUPE.one(), params![name, key, until])
+    ) -> Result<bool, T::Error> {
+        let sql = "INSERT INTO everstep_event_dedupes (name, key, until) VALUES ($1, $2, $3) \
+                   ON CONFLICT (name, key) DO UPDATE SET until = excluded.until \
+                   WHERE everstep_event_dedupes.until <= $4";
+        Ok(self.sql().execute_now(sql, params![name, key, until, self.now()])? > 0)
     }
 
     fn delete_event_dedupes(&mut self, limit: usize) -> Result<usize, T::Error> {
@@ -385,11 +371,6 @@ impl<T: SqlTables> EventTables for T {
              WHERE dedupes.name = old.name AND dedupes.key = old.key AND until <= $1",
         );
         self.sql().execute_now(sql, params![self.now(), limit])
-    }
-
-    fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>, T::Error> {
-        let is_wanted = |row: &InboxRow| row.on_end.is_some();
-        letters::take(self, run, "on_end IS NOT NULL", params![run], is_wanted)
     }
 }
 

@@ -6,16 +6,23 @@
 use uuid::Uuid;
 
 use super::{
-    Sql, SqlTables, Subject,
+    InSql, Sql, SqlTables, Subject,
     bulk::Bulk,
     columns::{self, from_json, to_json},
-    value::{BadValue, Datum, FromDatum, Row, Value, params, read},
+    value::{BadValue, Datum, FromDatum, Row, params, read},
 };
 use crate::{
     commit::{DeadLetter, Delivery, InboxRow, LetterFilter, Target},
     run_id::{RunId, RunNo},
-    store::rules::{self, letters::LetterTables, tables::Tables},
+    store::rows::{InboxPart, InboxTables, RunTables},
 };
+
+static PUT_INBOX: Bulk = Bulk::insert(
+    "everstep_inbox",
+    2,
+    "run bigint, seq bigint, name text, body bytea, request bytea, sent_at bigint, kind bigint, \
+     wait bytea, on_end text",
+);
 
 /// Over arrays, numbers rise in the order in which runs have ended, so it is not sorted by run; and it
 /// is not a join with the arrays, which the planner may begin with the inbox of all runs.
@@ -84,31 +91,24 @@ fn target_json(target: &Target) -> String {
     }
 }
 
-/// Removes what meets this condition from the inbox of the run that is the first parameter, and gives
-/// it in order.
-pub(crate) fn take<T: SqlTables>(
-    tables: &mut T,
-    run: RunNo,
-    condition: &str,
-    params: Vec<Value>,
-    is_wanted: impl FnMut(&InboxRow) -> bool,
-) -> Result<Vec<InboxRow>, T::Error> {
-    if let Some(taken) = tables.ahead().take_inbox(run, is_wanted) {
-        let seqs: Vec<u64> = taken.iter().map(|row| row.seq).collect();
-        tables.consume(run, &seqs)?;
-        return Ok(taken);
+impl<T: SqlTables> InboxTables for InSql<T> {
+    fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> Result<(), T::Error> {
+        let params = params![
+            run,
+            row.seq,
+            row.name,
+            row.body,
+            row.request,
+            row.sent_at,
+            row.kind.code(),
+            row.wait,
+            row.on_end.as_deref().map(columns::fallback_json),
+        ];
+        self.sql().put(&PUT_INBOX, params)?;
+        self.ahead().arrived(run, row);
+        Ok(())
     }
-    let sql = format!(
-        "DELETE FROM everstep_inbox WHERE run = $1 AND {condition} RETURNING {}",
-        columns::INBOX_ROW
-    );
-    let mut taken = tables.sql().rows(sql, params, columns::inbox_row)?;
-    // What a statement gives back comes in no promised order.
-    taken.sort_by_key(|row| row.seq);
-    Ok(taken)
-}
 
-impl<T: SqlTables> LetterTables for T {
     fn inbox_after(&mut self, run: RunNo, seen: u64) -> Result<Vec<InboxRow>, T::Error> {
         columns::inbox_after(self.sql(), run, seen)
     }
@@ -127,6 +127,27 @@ impl<T: SqlTables> LetterTables for T {
         Ok(())
     }
 
+    fn take_inbox(&mut self, run: RunNo, part: InboxPart<'_>) -> Result<Vec<InboxRow>, T::Error> {
+        if let Some(taken) = self.ahead().take_inbox(run, |row| part.includes(row)) {
+            let seqs: Vec<u64> = taken.iter().map(|row| row.seq).collect();
+            self.consume(run, &seqs)?;
+            return Ok(taken);
+        }
+        let (condition, params) = match part {
+            InboxPart::Answers(wait) => ("wait = $2", params![run, wait]),
+            InboxPart::AllAnswers => ("kind <> 0", params![run]),
+            InboxPart::Fallbacks => ("on_end IS NOT NULL", params![run]),
+        };
+        let sql = format!(
+            "DELETE FROM everstep_inbox WHERE run = $1 AND {condition} RETURNING {}",
+            columns::INBOX_ROW
+        );
+        let mut taken = self.sql().rows(sql, params, columns::inbox_row)?;
+        // What a statement gives back comes in no promised order.
+        taken.sort_by_key(|row| row.seq);
+        Ok(taken)
+    }
+
     fn has_dedupe(&mut self, run: RunNo, key: &str) -> Result<bool, T::Error> {
         let sql = "SELECT 1 FROM everstep_dedupes WHERE run = $1 AND key = $2";
         self.sql().exists(sql, params![run, key])
@@ -143,22 +164,19 @@ impl<T: SqlTables> LetterTables for T {
         self.sql().execute(sql, params![request, body])
     }
 
-    fn end_requests(&mut self, run: RunNo) -> Result<(), T::Error> {
-        self.sql().put(&END_REQUESTS, params![run])
-    }
-
-    fn bury_inbox(&mut self, id: RunId) -> Result<(), T::Error> {
+    fn end_inbox(&mut self, id: RunId, reason: &str) -> Result<(), T::Error> {
         let (run, target) = (id.no(), target_json(&Target::Id(id)));
-        let row = params![run, rules::LEFT_UNREAD, self.now(), target];
+        let row = params![run, reason, self.now(), target];
         self.sql().put(&BURY_INBOX, row)?;
         // PostgreSQL does both by one statement.
         match T::Sql::pick(
             "DELETE FROM everstep_inbox WHERE run = $1 AND kind = 0 AND on_end IS NULL",
             "",
         ) {
-            "" => Ok(()),
-            sql => self.sql().execute(sql, params![run]),
+            "" => {}
+            sql => self.sql().execute(sql, params![run])?,
         }
+        self.sql().put(&END_REQUESTS, params![run])
     }
 
     fn note_dedupe(&mut self, run: RunNo, key: &str) -> Result<(), T::Error> {

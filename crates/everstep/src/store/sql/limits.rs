@@ -4,7 +4,7 @@
 //! to a run, whose row is locked by whoever gives it, takes it back or asks about it.
 
 use super::{
-    Sql, SqlTables, Subject,
+    InSql, Sql, SqlTables, Subject,
     bulk::Bulk,
     columns,
     value::{BadValue, Row, params, read},
@@ -14,11 +14,7 @@ use crate::{
     run_id::RunNo,
     store::{
         LimitPlace, LimitRow,
-        rules::{
-            limits::{LimitTables, Place},
-            queues::HOLDERS,
-            tables::Waiter,
-        },
+        rows::{HOLDERS, LimitTables, Of, Place, Waiter},
     },
 };
 
@@ -41,14 +37,7 @@ static PUT_PLACE: Bulk = Bulk::put(
      given bigint",
 );
 
-impl<T: SqlTables> LimitTables for T {
-    fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), T::Error> {
-        let sql = "SELECT count(*) FILTER (WHERE given = 1), count(*) FILTER (WHERE given = 0) \
-                   FROM everstep_limit_places WHERE name = $1 AND key = $2";
-        let counts = self.sql().row(sql, params![name, key], |row| Ok((row.get(0)?, row.get(1)?)));
-        Ok(counts?.unwrap_or_default())
-    }
-
+impl<T: SqlTables> LimitTables for InSql<T> {
     fn limit(&mut self, name: &str, key: &str) -> Result<Option<LimitRow>, T::Error> {
         self.lock(Subject::Limit(name, key))?;
         let sql = format!("SELECT {LIMIT} FROM everstep_limits WHERE name = $1 AND key = $2");
@@ -94,18 +83,6 @@ impl<T: SqlTables> LimitTables for T {
         self.sql().execute(sql, params![name, now_us, max])
     }
 
-    fn place(&mut self, of: &Waiter) -> Result<Option<Place>, T::Error> {
-        if self.is_placeless(of) {
-            return Ok(None);
-        }
-        let sql = format!(
-            "SELECT {PLACE} FROM everstep_limit_places \
-             WHERE run = $1 AND generation = $2 AND operation = $3"
-        );
-        let params = params![of.run, of.generation, of.key];
-        self.sql().row(sql, params, place)
-    }
-
     fn put_place(&mut self, place: &Place) -> Result<(), T::Error> {
         self.gets_place(&place.of);
         let params = params![
@@ -134,7 +111,18 @@ impl<T: SqlTables> LimitTables for T {
         self.sql().row(sql, params![name, key], place)
     }
 
-    fn places_of(&mut self, run: RunNo) -> Result<Vec<Place>, T::Error> {
+    fn places(&mut self, of: Of<'_>) -> Result<Vec<Place>, T::Error> {
+        let run = match of {
+            Of::Operation(of) if self.is_placeless(of) => return Ok(Vec::new()),
+            Of::Operation(Waiter { run, generation, key }) => {
+                let sql = format!(
+                    "SELECT {PLACE} FROM everstep_limit_places \
+                     WHERE run = $1 AND generation = $2 AND operation = $3"
+                );
+                return self.sql().rows(sql, params![run, generation, key], place);
+            }
+            Of::Run(run) => run,
+        };
         let sql = format!(
             "SELECT {PLACE} FROM everstep_limit_places WHERE run = $1 ORDER BY generation, operation"
         );

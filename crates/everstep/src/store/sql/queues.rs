@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     commit::{EndedItem, ItemId, ItemRow, ItemState, QueueOutlook, QueueStats},
-    store::rules::queues::{HOLDERS, ItemHead, ReadyItem, Wait},
+    store::rows::{HOLDERS, ItemHead, ItemWait, ReadyItem},
     time::Timestamp,
 };
 
@@ -33,8 +33,8 @@ fn item_row(row: &dyn Row) -> Result<ItemRow, BadValue> {
     }))
 }
 
-pub(crate) fn wait(row: &dyn Row) -> Result<Wait, BadValue> {
-    Ok(Wait { waiter: columns::waiter(row, 0)?, item: row.get(3)?, cancels: row.get(4)? })
+pub(crate) fn wait(row: &dyn Row) -> Result<ItemWait, BadValue> {
+    Ok(ItemWait { waiter: columns::waiter(row, 0)?, item: row.get(3)?, cancels: row.get(4)? })
 }
 
 /// The condition for this state, as a text: a parameter would hide which partial index holds its rows.

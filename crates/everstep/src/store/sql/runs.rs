@@ -2,21 +2,16 @@
 //! store's own.
 
 use super::{
-    Sql, SqlTables,
+    InSql, Sql, SqlTables,
     bulk::Bulk,
-    columns, letters, pools,
+    columns, mends, pools,
     value::{BadValue, Row, params, read},
 };
 use crate::{
     pool::{DEFAULT_POOL, PoolNo},
     run_id::{RunId, RunNo, ShardId},
     store::{
-        rules::{
-            self, Head, Tombstone,
-            pools::Pools,
-            runs::{Leaving, NextGeneration, Recoveries, RunTables},
-            tables::{Keyed, Tables},
-        },
+        rows::{Head, Keyed, Labels, NextGeneration, Recoveries, RunChange, RunTables, Tombstone},
         *,
     },
     time::Timestamp,
@@ -58,13 +53,6 @@ pub(crate) fn keyed(row: &dyn Row, first: usize) -> Result<Keyed, BadValue> {
         kept_until,
     }))
 }
-
-static PUT_INBOX: Bulk = Bulk::insert(
-    "everstep_inbox",
-    2,
-    "run bigint, seq bigint, name text, body bytea, request bytea, sent_at bigint, kind bigint, \
-     wait bytea, on_end text",
-);
 
 static WRITE_INBOX_SEQ: Bulk = Bulk::update(
     "everstep_runs",
@@ -139,11 +127,119 @@ static PUT_KEY: Bulk = Bulk::written(
 /// The `run` of a key whose run was deleted. No run has this number.
 const NO_RUN: i64 = -1;
 
-impl<T: SqlTables> Tables for T {
+/// The workflow under which a run has its key, for runs that have continued and may be of another
+/// workflow now: one look for each workflow that has keys. Parameters are the key and the number of the run.
+const WORKFLOW_OF_KEY: &str = "WITH RECURSIVE names (workflow) AS \
+    (SELECT min(workflow) FROM everstep_keys UNION ALL SELECT (SELECT min(workflow) FROM everstep_keys \
+    WHERE everstep_keys.workflow > names.workflow) FROM names WHERE names.workflow IS NOT NULL) \
+    SELECT everstep_keys.workflow FROM names JOIN everstep_keys ON everstep_keys.workflow = names.workflow \
+    WHERE everstep_keys.key = $1 AND everstep_keys.run = $2";
+
+/// Enters the tags of a run.
+pub(crate) fn put_tags<T: SqlTables>(
+    tables: &InSql<T>,
+    run: RunNo,
+    tags: &[(String, String)],
+) -> Result<(), T::Error> {
+    tags.iter().try_for_each(|(name, value)| tables.sql().put(&PUT_TAG, params![run, name, value]))
+}
+
+fn delete_tag<T: SqlTables>(
+    tables: &InSql<T>,
+    run: RunNo,
+    (name, value): &(String, String),
+) -> Result<(), T::Error> {
+    tables.sql().put(&DELETE_TAG, params![run, name, value])
+}
+
+/// Enters the key of a run, in place of the tombstone under it if there is one.
+fn put_key<T: SqlTables>(
+    tables: &mut InSql<T>,
+    workflow: &str,
+    key: &str,
+    run: RunNo,
+) -> Result<(), T::Error> {
+    let name = (workflow.to_owned(), key.to_owned());
+    let before = tables.ahead().keys.insert(name, Some(Keyed::Run(run)));
+    if let Some(Some(Keyed::Deleted(_))) = before {
+        let sql = "UPDATE everstep_keys SET run = $3, deleted_id = NULL, deleted_at = NULL, \
+                   kept_until = NULL WHERE workflow = $1 AND key = $2";
+        return tables.sql().execute(sql, params![workflow, key, run]);
+    }
+    tables.sql().put(&PUT_KEY, params![run, workflow, key])
+}
+
+/// Writes all columns of the row that decisions are made from, except for the shard, the links and
+/// the generation, and why the run waits.
+fn write_head<T: SqlTables>(
+    tables: &InSql<T>,
+    head: &Head,
+    waiting: Option<&str>,
+    recoveries: Recoveries,
+) -> Result<(), T::Error> {
+    let row = params![
+        head.id.no(),
+        head.status,
+        head.ending,
+        head.available_at,
+        head.attempts,
+        head.inbox_seq,
+        head.cancel,
+        head.stored_number(),
+        tables.instant(),
+        waiting,
+        head.resume_at,
+        recoveries == Recoveries::Cleared,
+    ];
+    tables.sql().put(&WRITE_HEAD, row)
+}
+
+fn write_generation<T: SqlTables>(
+    tables: &InSql<T>,
+    head: &Head,
+    next: NextGeneration<'_>,
+) -> Result<(), T::Error> {
+    let sql = "UPDATE everstep_runs SET generation = $2, workflow = $3, version = $4, \
+               pool = $5, input = $6 WHERE no = $1";
+    let (run, generation) = (head.id.no(), head.generation);
+    let NextGeneration { workflow, version, pool, input } = next;
+    let params = params![run, generation, workflow, version, pool, input];
+    tables.sql().execute(sql, params)?;
+    let sql = "INSERT INTO everstep_old_generations (run, generation) VALUES ($1, $2) \
+               ON CONFLICT DO NOTHING";
+    tables.sql().execute(sql, params![run, generation - 1])
+}
+
+/// Writes the row of a run that ends.
+fn finish<T: SqlTables>(
+    tables: &mut InSql<T>,
+    head: &Head,
+    was_due: bool,
+    output: Option<&[u8]>,
+    error: Option<&[u8]>,
+) -> Result<(), T::Error> {
+    tables.end_run(head, was_due, output, error)?;
+    if head.links != 0 {
+        // Whoever waits for its end is told in this batch.
+        let ending = Finished {
+            status: head.status,
+            output: output.map(<[u8]>::to_vec),
+            error: error.map(<[u8]>::to_vec),
+        };
+        tables.ahead().endings.insert(head.id.no(), ending);
+    }
+    Ok(())
+}
+
+impl<T: SqlTables> RunTables for InSql<T> {
     type Error = T::Error;
 
     fn now(&self) -> Timestamp {
         self.instant()
+    }
+
+    fn notices(&mut self) -> &mut Vec<Notice> {
+        self.noticed()
     }
 
     fn head(&mut self, run: RunNo) -> Result<Option<Head>, T::Error> {
@@ -165,121 +261,6 @@ impl<T: SqlTables> Tables for T {
         Ok(found)
     }
 
-    fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> Result<(), T::Error> {
-        let params = params![
-            run,
-            row.seq,
-            row.name,
-            row.body,
-            row.request,
-            row.sent_at,
-            row.kind.code(),
-            row.wait,
-            row.on_end.as_deref().map(columns::fallback_json),
-        ];
-        self.sql().put(&PUT_INBOX, params)?;
-        self.ahead().arrived(run, row);
-        Ok(())
-    }
-
-    fn write_inbox_seq(&mut self, head: &Head) -> Result<(), T::Error> {
-        let row = params![head.id.no(), head.inbox_seq, head.available_at, self.instant()];
-        self.sql().put(&WRITE_INBOX_SEQ, row)?;
-        self.keep(head);
-        Ok(())
-    }
-
-    fn write_entries(
-        &mut self,
-        run: RunNo,
-        generation: u32,
-        deletes: &[KeyRange],
-        puts: &[Put],
-    ) -> Result<(), T::Error> {
-        self.put_entries(run, generation, deletes, puts)
-    }
-
-    fn take_all_answers(&mut self, run: RunNo) -> Result<Vec<InboxRow>, T::Error> {
-        let is_answer = |row: &InboxRow| row.kind != InboxKind::Message;
-        letters::take(self, run, "kind <> 0", params![run], is_answer)
-    }
-
-    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, T::Error> {
-        let is_for_it = |row: &InboxRow| row.wait.as_deref() == Some(wait);
-        letters::take(self, run, "wait = $2", params![run, wait], is_for_it)
-    }
-
-    fn write_links(&mut self, head: &Head) -> Result<(), T::Error> {
-        self.sql().put(&WRITE_LINKS, params![head.id.no(), head.links])?;
-        self.keep(head);
-        Ok(())
-    }
-
-    fn notice(&mut self, notice: Notice) {
-        self.notices().push(notice);
-    }
-}
-
-impl<T: SqlTables> Pools for T {
-    fn pool_no(&mut self, name: &str) -> Result<PoolNo, T::Error> {
-        // Almost every run is in it, and it has the same number in every store.
-        if name == DEFAULT_POOL {
-            return Ok(PoolNo::DEFAULT);
-        }
-        if let Some(no) = self.ahead().pools.get(name) {
-            return Ok(*no);
-        }
-        let no = pools::pool_no(self.sql(), name)?;
-        self.ahead().pools.insert(name.to_owned(), no);
-        Ok(no)
-    }
-
-    fn owns(&mut self, shard: ShardId) -> Result<bool, T::Error> {
-        self.has_shard(shard)
-    }
-
-    fn write_home(&mut self, run: RunNo, pool: &str) -> Result<bool, T::Error> {
-        let sql =
-            "UPDATE everstep_runs SET pool = $2, updated_at = $3 WHERE no = $1 AND pool <> $2";
-        let params = params![run, pool, self.instant()];
-        Ok(self.sql().execute_now(sql, params)? > 0)
-    }
-
-    fn write_shard(&mut self, head: &Head) -> Result<(), T::Error> {
-        let sql = "UPDATE everstep_runs SET shard = $2, status = $3, available_at = $4, \
-                   last_number = $5, updated_at = $6 WHERE no = $1";
-        let params = params![
-            head.id.no(),
-            head.shard,
-            head.status,
-            head.available_at,
-            head.stored_number(),
-            self.instant(),
-        ];
-        self.sql().execute(sql, params)?;
-        self.keep(head);
-        Ok(())
-    }
-}
-
-/// Enters the tags of a run.
-pub(crate) fn put_tags<T: SqlTables>(
-    tables: &T,
-    run: RunNo,
-    tags: &[(String, String)],
-) -> Result<(), T::Error> {
-    tags.iter().try_for_each(|(name, value)| tables.sql().put(&PUT_TAG, params![run, name, value]))
-}
-
-fn delete_tag<T: SqlTables>(
-    tables: &T,
-    run: RunNo,
-    (name, value): &(String, String),
-) -> Result<(), T::Error> {
-    tables.sql().put(&DELETE_TAG, params![run, name, value])
-}
-
-impl<T: SqlTables> RunTables for T {
     fn hold_fence(&mut self, fence: Fence) -> Result<bool, T::Error> {
         self.require_fence(fence)
     }
@@ -288,53 +269,12 @@ impl<T: SqlTables> RunTables for T {
         self.lock_and_read(batch)
     }
 
+    fn owns(&mut self, shard: ShardId) -> Result<bool, T::Error> {
+        self.has_shard(shard)
+    }
+
     fn own(&mut self, run: RunNo) {
         self.writes_for(run);
-    }
-
-    fn put_key(&mut self, workflow: &str, key: &str, run: RunNo) -> Result<(), T::Error> {
-        let name = (workflow.to_owned(), key.to_owned());
-        let before = self.ahead().keys.insert(name, Some(Keyed::Run(run)));
-        if let Some(Some(Keyed::Deleted(_))) = before {
-            let sql = "UPDATE everstep_keys SET run = $3, deleted_id = NULL, deleted_at = NULL, \
-                       kept_until = NULL WHERE workflow = $1 AND key = $2";
-            return self.sql().execute(sql, params![workflow, key, run]);
-        }
-        self.sql().put(&PUT_KEY, params![run, workflow, key])
-    }
-
-    fn bury_key_if_of(
-        &mut self,
-        run: RunNo,
-        workflow: &str,
-        key: &str,
-        tombstone: Option<&Tombstone>,
-    ) -> Result<(), T::Error> {
-        if let Some(tombstone) = tombstone {
-            let sql = "UPDATE everstep_keys SET run = $4, deleted_id = $5, deleted_at = $6, \
-                       kept_until = $7 WHERE workflow = $1 AND key = $2 AND run = $3";
-            let params = params![
-                workflow,
-                key,
-                run,
-                NO_RUN,
-                tombstone.run,
-                tombstone.deleted_at,
-                tombstone.kept_until,
-            ];
-            self.sql().execute(sql, params)?;
-        } else {
-            let sql = "DELETE FROM everstep_keys WHERE workflow = $1 AND key = $2 AND run = $3";
-            self.sql().execute(sql, params![workflow, key, run])?;
-        }
-        // It is read again if it is asked for.
-        let name = (workflow.to_owned(), key.to_owned());
-        self.ahead().keys.remove(&name);
-        Ok(())
-    }
-
-    fn workflow_of_key(&mut self, key: &str, run: RunNo) -> Result<Option<String>, T::Error> {
-        self.sql().row(rules::WORKFLOW_OF_KEY, params![key, run], |row| row.get(0))
     }
 
     fn is_grave(&mut self, run: RunNo) -> Result<bool, T::Error> {
@@ -351,8 +291,12 @@ impl<T: SqlTables> RunTables for T {
         if !self.insert_run(new, head)? {
             return Ok(false);
         }
-        put_tags(self, new.id.no(), &new.tags)?;
+        let run = new.id.no();
+        put_tags(self, run, &new.tags)?;
         self.keep(head);
+        if let Some(key) = &new.key {
+            put_key(self, &new.workflow, key, run)?;
+        }
         Ok(true)
     }
 
@@ -389,7 +333,11 @@ impl<T: SqlTables> RunTables for T {
         ];
         self.sql().put(&IMPORT_RUN, values)?;
         self.keep(head);
-        put_tags(self, run, &row.tags)
+        put_tags(self, run, &row.tags)?;
+        match &row.key {
+            Some(key) => put_key(self, &row.workflow, key, run),
+            None => Ok(()),
+        }
     }
 
     fn started_with(
@@ -401,27 +349,69 @@ impl<T: SqlTables> RunTables for T {
         self.sql().row(sql, params![run, input], |row| Ok((row.get(0)?, row.get(1)?)))
     }
 
-    fn leaving(&mut self, run: RunNo) -> Result<Option<Leaving>, T::Error> {
-        let sql = "SELECT workflow, key, finished_at, tags FROM everstep_runs WHERE no = $1";
-        self.sql().row(sql, params![run], |row| {
-            Ok(read!(row => Leaving { workflow, key, finished_at, tags }))
-        })
-    }
-
-    fn delete_run(&mut self, run: RunNo, tags: &[(String, String)]) -> Result<(), T::Error> {
-        tags.iter().try_for_each(|tag| delete_tag(self, run, tag))?;
-        let sql = "DELETE FROM everstep_runs WHERE no = $1";
-        self.sql().execute(sql, params![run])?;
-        let sql = "INSERT INTO everstep_graves (run) VALUES ($1) ON CONFLICT DO NOTHING";
-        self.sql().execute(sql, params![run])?;
-        self.buried(run);
+    fn write_run(&mut self, head: &Head, change: RunChange<'_>) -> Result<(), T::Error> {
+        let (run, now, sql) = (head.id.no(), self.instant(), self.sql());
+        match change {
+            RunChange::Nothing => {}
+            RunChange::Number => {
+                sql.put(&WRITE_NUMBER, params![run, head.stored_number(), now])?;
+            }
+            RunChange::Inbox => {
+                let row = params![run, head.inbox_seq, head.available_at, now];
+                sql.put(&WRITE_INBOX_SEQ, row)?;
+            }
+            RunChange::Links => sql.put(&WRITE_LINKS, params![run, head.links])?,
+            RunChange::Moving => {
+                let number = head.stored_number();
+                let row = params![run, head.status, head.available_at, number, now];
+                sql.put(&WRITE_RUNNING, row)?;
+            }
+            RunChange::Cancel => {
+                let text = "UPDATE everstep_runs SET cancel_requested = $2, available_at = $3, \
+                            updated_at = $4 WHERE no = $1";
+                sql.execute(text, params![run, head.cancel, head.available_at, now])?;
+            }
+            RunChange::Shard => {
+                let text = "UPDATE everstep_runs SET shard = $2, status = $3, available_at = $4, \
+                            last_number = $5, updated_at = $6 WHERE no = $1";
+                let (at, number) = (head.available_at, head.stored_number());
+                sql.execute(text, params![run, head.shard, head.status, at, number, now])?;
+            }
+            RunChange::Touch => {
+                let text = "UPDATE everstep_runs SET updated_at = $2 WHERE no = $1";
+                sql.execute(text, params![run, now])?;
+            }
+            RunChange::Status { waiting, recoveries } => {
+                write_head(self, head, waiting, recoveries)?;
+            }
+            RunChange::RollBack { error } => {
+                write_head(self, head, None, Recoveries::Kept)?;
+                let text = "UPDATE everstep_runs SET error = $2 WHERE no = $1";
+                sql.execute(text, params![run, error])?;
+            }
+            RunChange::Continue(next) => {
+                write_head(self, head, None, Recoveries::Cleared)?;
+                write_generation(self, head, next)?;
+            }
+            RunChange::Finish { was_due, output, error } => {
+                finish(self, head, was_due, output, error)?;
+            }
+            RunChange::Reopen => {
+                write_head(self, head, None, Recoveries::Cleared)?;
+                let text = "UPDATE everstep_runs SET output = NULL, error = NULL, \
+                            finished_at = NULL WHERE no = $1";
+                sql.execute(text, params![run])?;
+            }
+        }
+        self.keep(head);
         Ok(())
     }
 
-    fn tags(&mut self, run: RunNo) -> Result<Vec<(String, String)>, T::Error> {
-        let sql = "SELECT tags FROM everstep_runs WHERE no = $1";
-        let tags = self.sql().row(sql, params![run], |row| row.get(0))?;
-        Ok(tags.unwrap_or_default())
+    fn labels(&mut self, run: RunNo) -> Result<Option<Labels>, T::Error> {
+        let sql = "SELECT workflow, key, finished_at, tags FROM everstep_runs WHERE no = $1";
+        self.sql().row(sql, params![run], |row| {
+            Ok(read!(row => Labels { workflow, key, finished_at, tags }))
+        })
     }
 
     fn write_tags(
@@ -440,113 +430,68 @@ impl<T: SqlTables> RunTables for T {
         self.sql().execute(sql, params![run, columns::list_json(after)])
     }
 
-    fn touch(&mut self, run: RunNo) -> Result<(), T::Error> {
-        let sql = "UPDATE everstep_runs SET updated_at = $2 WHERE no = $1";
-        self.sql().execute(sql, params![run, self.instant()])
+    fn write_home_if_new(&mut self, run: RunNo, pool: &str) -> Result<bool, T::Error> {
+        let sql =
+            "UPDATE everstep_runs SET pool = $2, updated_at = $3 WHERE no = $1 AND pool <> $2";
+        let params = params![run, pool, self.instant()];
+        Ok(self.sql().execute_now(sql, params)? > 0)
     }
 
-    fn write_head(
+    fn bury_key_if_of(
         &mut self,
-        head: &Head,
-        waiting: Option<&str>,
-        recoveries: Recoveries,
+        run: RunNo,
+        workflow: Option<&str>,
+        key: &str,
+        tombstone: Option<&Tombstone>,
     ) -> Result<(), T::Error> {
-        let row = params![
-            head.id.no(),
-            head.status,
-            head.ending,
-            head.available_at,
-            head.attempts,
-            head.inbox_seq,
-            head.cancel,
-            head.stored_number(),
-            self.instant(),
-            waiting,
-            head.resume_at,
-            recoveries == Recoveries::Cleared,
-        ];
-        self.sql().put(&WRITE_HEAD, row)?;
-        self.keep(head);
-        Ok(())
-    }
-
-    fn write_running(&mut self, head: &Head) -> Result<(), T::Error> {
-        let row = params![
-            head.id.no(),
-            head.status,
-            head.available_at,
-            head.stored_number(),
-            self.instant(),
-        ];
-        self.sql().put(&WRITE_RUNNING, row)?;
-        self.keep(head);
-        Ok(())
-    }
-
-    fn write_number(&mut self, head: &Head) -> Result<(), T::Error> {
-        let row = params![head.id.no(), head.stored_number(), self.instant()];
-        self.sql().put(&WRITE_NUMBER, row)?;
-        self.keep(head);
-        Ok(())
-    }
-
-    fn remember(&mut self, head: &Head) {
-        self.keep(head);
-    }
-
-    fn write_cancel(&mut self, head: &Head) -> Result<(), T::Error> {
-        let sql = "UPDATE everstep_runs SET cancel_requested = $2, available_at = $3, \
-                   updated_at = $4 WHERE no = $1";
-        let params = params![head.id.no(), head.cancel, head.available_at, self.instant()];
-        self.sql().execute(sql, params)?;
-        self.keep(head);
-        Ok(())
-    }
-
-    fn write_error(&mut self, run: RunNo, error: Option<&[u8]>) -> Result<(), T::Error> {
-        let sql = "UPDATE everstep_runs SET error = $2 WHERE no = $1";
-        self.sql().execute(sql, params![run, error])
-    }
-
-    fn write_generation(&mut self, head: &Head, next: NextGeneration<'_>) -> Result<(), T::Error> {
-        let sql = "UPDATE everstep_runs SET generation = $2, workflow = $3, version = $4, \
-                   pool = $5, input = $6 WHERE no = $1";
-        let (run, generation) = (head.id.no(), head.generation);
-        let NextGeneration { workflow, version, pool, input } = next;
-        let params = params![run, generation, workflow, version, pool, input];
-        self.sql().execute(sql, params)?;
-        let sql = "INSERT INTO everstep_old_generations (run, generation) VALUES ($1, $2) \
-                   ON CONFLICT DO NOTHING";
-        self.sql().execute(sql, params![run, generation - 1])?;
-        self.keep(head);
-        Ok(())
-    }
-
-    fn finish_run(
-        &mut self,
-        head: &Head,
-        was_due: bool,
-        output: Option<&[u8]>,
-        error: Option<&[u8]>,
-    ) -> Result<(), T::Error> {
-        self.end_run(head, was_due, output, error)?;
-        self.keep(head);
-        if head.links != 0 {
-            // Whoever waits for its end is told in this batch.
-            let ending = Finished {
-                status: head.status,
-                output: output.map(<[u8]>::to_vec),
-                error: error.map(<[u8]>::to_vec),
-            };
-            self.ahead().endings.insert(head.id.no(), ending);
+        let workflow = match workflow {
+            Some(workflow) => workflow.to_owned(),
+            None => match self.sql().row(WORKFLOW_OF_KEY, params![key, run], |row| row.get(0))? {
+                Some(workflow) => workflow,
+                None => return Ok(()),
+            },
+        };
+        if let Some(tombstone) = tombstone {
+            let sql = "UPDATE everstep_keys SET run = $4, deleted_id = $5, deleted_at = $6, \
+                       kept_until = $7 WHERE workflow = $1 AND key = $2 AND run = $3";
+            let params = params![
+                workflow,
+                key,
+                run,
+                NO_RUN,
+                tombstone.run,
+                tombstone.deleted_at,
+                tombstone.kept_until,
+            ];
+            self.sql().execute(sql, params)?;
+        } else {
+            let sql = "DELETE FROM everstep_keys WHERE workflow = $1 AND key = $2 AND run = $3";
+            self.sql().execute(sql, params![workflow, key, run])?;
         }
+        // It is read again if it is asked for.
+        let name = (workflow, key.to_owned());
+        self.ahead().keys.remove(&name);
         Ok(())
     }
 
-    fn clear_ending(&mut self, run: RunNo) -> Result<(), T::Error> {
-        let sql = "UPDATE everstep_runs SET output = NULL, error = NULL, finished_at = NULL \
-                   WHERE no = $1";
-        self.sql().execute(sql, params![run])
+    fn delete_run(&mut self, run: RunNo, tags: &[(String, String)]) -> Result<(), T::Error> {
+        tags.iter().try_for_each(|tag| delete_tag(self, run, tag))?;
+        let sql = "DELETE FROM everstep_runs WHERE no = $1";
+        self.sql().execute(sql, params![run])?;
+        let sql = "INSERT INTO everstep_graves (run) VALUES ($1) ON CONFLICT DO NOTHING";
+        self.sql().execute(sql, params![run])?;
+        self.buried(run);
+        Ok(())
+    }
+
+    fn write_entries(
+        &mut self,
+        run: RunNo,
+        generation: u32,
+        deletes: &[KeyRange],
+        puts: &[Put],
+    ) -> Result<(), T::Error> {
+        self.put_entries(run, generation, deletes, puts)
     }
 
     fn write_state(&mut self, run: RunNo, state: &[(String, Vec<u8>)]) -> Result<(), T::Error> {
@@ -560,29 +505,41 @@ impl<T: SqlTables> RunTables for T {
         self.run_body(transaction)
     }
 
-    fn old_generation(&mut self) -> Result<Option<(RunNo, u32)>, T::Error> {
+    fn pool_no(&mut self, name: &str) -> Result<PoolNo, T::Error> {
+        // Almost every run is in it, and it has the same number in every store.
+        if name == DEFAULT_POOL {
+            return Ok(PoolNo::DEFAULT);
+        }
+        if let Some(no) = self.ahead().pools.get(name) {
+            return Ok(*no);
+        }
+        let no = pools::pool_no(self.sql(), name)?;
+        self.ahead().pools.insert(name.to_owned(), no);
+        Ok(no)
+    }
+
+    fn sweep_generations(&mut self, limit: u32) -> Result<bool, T::Error> {
         let sql = format!(
             "SELECT run, generation FROM everstep_old_generations \
              ORDER BY run, generation LIMIT 1{}",
             T::Sql::skip_locked()
         );
-        self.sql().row(sql, Vec::new(), |row| Ok((row.get(0)?, row.get(1)?)))
-    }
-
-    fn delete_entries(
-        &mut self,
-        run: RunNo,
-        generation: u32,
-        limit: u32,
-    ) -> Result<usize, T::Error> {
+        let read = |row: &dyn Row| Ok((row.get::<RunNo>(0)?, row.get::<u32>(1)?));
+        let Some((run, generation)) = self.sql().row(sql, Vec::new(), read)? else {
+            return Ok(false);
+        };
         let sql = "DELETE FROM everstep_history WHERE run = $1 AND generation = $2 AND key IN \
                    (SELECT key FROM everstep_history WHERE run = $1 AND generation = $2 \
                    ORDER BY key LIMIT $3)";
-        self.sql().execute_now(sql, params![run, generation, limit])
+        let deleted = self.sql().execute_now(sql, params![run, generation, limit])?;
+        if deleted < limit as usize {
+            let sql = "DELETE FROM everstep_old_generations WHERE run = $1 AND generation = $2";
+            self.sql().execute(sql, params![run, generation])?;
+        }
+        Ok(true)
     }
 
-    fn forget_generation(&mut self, run: RunNo, generation: u32) -> Result<(), T::Error> {
-        let sql = "DELETE FROM everstep_old_generations WHERE run = $1 AND generation = $2";
-        self.sql().execute(sql, params![run, generation])
+    fn mend(&mut self, mend: &Mend) -> Result<u64, T::Error> {
+        mends::apply(self, mend)
     }
 }

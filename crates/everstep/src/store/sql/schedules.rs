@@ -1,13 +1,13 @@
 //! The rows of schedules. One is locked when its row is read.
 
 use super::{
-    Query, Sql, SqlTables, Subject,
+    InSql, Query, Sql, SqlTables, Subject,
     bulk::Bulk,
     columns,
     value::{BadValue, Datum, FromDatum, Row, Value, params, read},
 };
 use crate::{
-    store::{DueSchedules, QueuedTick, ScheduleRow, rules::schedules::ScheduleTables},
+    store::{DueSchedules, QueuedTick, ScheduleRow, rows::ScheduleTables},
     time::Timestamp,
 };
 
@@ -127,7 +127,7 @@ fn values(row: &ScheduleRow) -> Vec<Value> {
     ]
 }
 
-impl<T: SqlTables> ScheduleTables for T {
+impl<T: SqlTables> ScheduleTables for InSql<T> {
     fn schedule(&mut self, name: &str) -> Result<Option<ScheduleRow>, T::Error> {
         self.lock(Subject::Schedule(name))?;
         match self.ahead().schedules.get(name) {

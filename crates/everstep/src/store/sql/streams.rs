@@ -5,7 +5,7 @@
 use std::{collections::HashMap, ops::ControlFlow};
 
 use super::{
-    Query, Sql, SqlTables,
+    InSql, Query, Sql, SqlTables,
     bulk::Bulk,
     value::{BadValue, Row, Value, params},
 };
@@ -13,7 +13,7 @@ use crate::{
     run_id::RunNo,
     store::{
         EmittedBy, StreamExtent, StreamPage, StreamRow,
-        rules::streams::{self, PAGE_BYTES_MAX, StreamTables},
+        rows::{PAGE_BYTES_MAX, StreamTables, fits_page},
     },
 };
 
@@ -57,7 +57,7 @@ impl Tails {
     }
 }
 
-impl<T: SqlTables> StreamTables for T {
+impl<T: SqlTables> StreamTables for InSql<T> {
     fn stream_end(&mut self, run: RunNo, stream: &str) -> Result<Option<u64>, T::Error> {
         if let Some(tail) = self.ahead().tails.get_mut(run, stream) {
             return Ok(tail.last);
@@ -74,6 +74,7 @@ impl<T: SqlTables> StreamTables for T {
         run: RunNo,
         stream: &str,
         row: StreamRow,
+        first_kept: u64,
     ) -> Result<(), T::Error> {
         let by = row.by.as_ref();
         let values = params![
@@ -88,18 +89,15 @@ impl<T: SqlTables> StreamTables for T {
             row.body,
         ];
         self.sql().put(&APPEND, values)?;
+        let mut first = first_kept;
         if let Some(tail) = self.ahead().tails.get_mut(run, stream) {
             tail.last = Some(row.pos);
-        }
-        Ok(())
-    }
-
-    fn trim_stream(&mut self, run: RunNo, stream: &str, pos: u64) -> Result<(), T::Error> {
-        let mut first = pos;
-        if let Some(tail) = self.ahead().tails.get_mut(run, stream) {
             // A later one, which takes the place of an earlier one, may keep more.
-            tail.first = tail.first.max(pos);
+            tail.first = tail.first.max(first);
             first = tail.first;
+        }
+        if first_kept == 0 {
+            return Ok(());
         }
         self.sql().put(&REMOVE_BEFORE, params![run, stream, first])
     }
@@ -150,7 +148,7 @@ pub(crate) fn page<S: Sql>(
         }),
         Query::new(items, params![run, stream, from, limit, PAGE_BYTES_MAX], |row| {
             let row = stream_row(row)?;
-            if !streams::fits(&found, &mut bytes, &row) {
+            if !fits_page(&found, &mut bytes, &row) {
                 return Ok(ControlFlow::Break(()));
             }
             found.push(row);

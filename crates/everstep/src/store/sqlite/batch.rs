@@ -13,9 +13,9 @@ use super::{
 use crate::{
     run_id::{RunNo, ShardId},
     store::{
-        rules::Head,
+        rows::{self, Head},
         sql::{
-            Sql, SqlTables,
+            InSql, Sql, SqlTables,
             ahead::Ahead,
             columns,
             runners::fence_holds,
@@ -33,10 +33,9 @@ pub(crate) fn apply(
     memory: &mut Memory,
     batch: &Batch,
 ) -> rusqlite::Result<(Applied, u64)> {
-    let mut applier = Applier::new(conn, memory, batch.now)?;
-    let outcomes = apply::apply(&mut applier, batch)?;
-    let Applier { notices, session, .. } = applier;
-    Ok((Applied { outcomes, notices }, session.rows_changed()))
+    let mut tables = InSql(Applier::new(conn, memory, batch.now)?);
+    let applied = rows::apply(&mut tables, batch)?;
+    Ok((applied, tables.session.rows_changed()))
 }
 
 pub(super) struct Applier<'a> {
@@ -108,7 +107,7 @@ impl<'a> SqlTables for Applier<'a> {
         self.now
     }
 
-    fn notices(&mut self) -> &mut Vec<Notice> {
+    fn noticed(&mut self) -> &mut Vec<Notice> {
         &mut self.notices
     }
 

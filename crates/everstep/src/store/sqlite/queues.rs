@@ -3,14 +3,10 @@
 use super::{batch::Applier, session::Session};
 use crate::{
     commit::ItemId,
-    run_id::RunNo,
     store::{
-        rules::{
-            queues::{ItemHead, ItemNews, QueueTables, ReadyItem, Wait},
-            tables::Waiter,
-        },
+        rows::{ItemHead, ItemNews, ItemWait, Of, QueueTables, ReadyItem, Waiter, WaitsOf},
         sql::{
-            Sql, columns,
+            InSql, Sql,
             queues::{HEAD, WAIT, first_time, head, in_state, ready_items, wait},
             value::params,
         },
@@ -19,7 +15,7 @@ use crate::{
     time::Timestamp,
 };
 
-impl QueueTables for Applier<'_> {
+impl QueueTables for InSql<Applier<'_>> {
     fn insert_item(
         &mut self,
         new: &NewItem,
@@ -111,7 +107,7 @@ impl QueueTables for Applier<'_> {
         Ok(found.flatten())
     }
 
-    fn put_wait(&mut self, wait: &Wait) -> rusqlite::Result<()> {
+    fn put_wait(&mut self, wait: &ItemWait) -> rusqlite::Result<()> {
         let sql = "INSERT OR REPLACE INTO everstep_queue_waits (run, generation, key, item, cancels) \
                    VALUES ($1, $2, $3, $4, $5)";
         let Waiter { run, generation, key } = &wait.waiter;
@@ -119,36 +115,24 @@ impl QueueTables for Applier<'_> {
         self.session.execute(sql, params)
     }
 
-    fn take_wait(&mut self, waiter: &Waiter) -> rusqlite::Result<Option<Wait>> {
-        let sql = format!(
-            "DELETE FROM everstep_queue_waits WHERE run = $1 AND generation = $2 AND key = $3 \
-             RETURNING {WAIT}"
-        );
-        let params = params![waiter.run, waiter.generation, waiter.key];
-        self.session.row(sql, params, wait)
-    }
-
-    fn take_waits_for(&mut self, item: ItemId) -> rusqlite::Result<Vec<Wait>> {
-        if !self.is_waited_for(item)? {
-            return Ok(Vec::new());
-        }
-        let sql = format!(
-            "SELECT {WAIT} FROM everstep_queue_waits WHERE item = $1 ORDER BY run, generation, key"
-        );
-        let waits = self.session.rows(sql, params![item], wait)?;
-        let sql = "DELETE FROM everstep_queue_waits WHERE item = $1";
-        self.session.execute(sql, params![item])?;
+    fn take_waits(&mut self, of: WaitsOf<'_>) -> rusqlite::Result<Vec<ItemWait>> {
+        let (condition, params) = match of {
+            WaitsOf::Item(item) if !self.is_waited_for(item)? => return Ok(Vec::new()),
+            WaitsOf::Item(item) => ("item = $1", params![item]),
+            WaitsOf::Of(Of::Run(run)) => ("run = $1", params![run]),
+            WaitsOf::Of(Of::Operation(Waiter { run, generation, key })) => {
+                ("run = $1 AND generation = $2 AND key = $3", params![run, generation, key])
+            }
+        };
+        let sql = format!("DELETE FROM everstep_queue_waits WHERE {condition} RETURNING {WAIT}");
+        let mut waits = self.session.rows(sql, params, wait)?;
+        // What a statement gives back comes in no promised order.
+        waits.sort_by(|a, b| a.waiter.cmp(&b.waiter));
         Ok(waits)
     }
 
     fn is_waited_for(&mut self, item: ItemId) -> rusqlite::Result<bool> {
         let sql = "SELECT 1 FROM everstep_queue_waits WHERE item = $1";
         self.session.exists(sql, params![item])
-    }
-
-    fn waits_of_run(&mut self, run: RunNo) -> rusqlite::Result<Vec<Waiter>> {
-        let sql = "SELECT run, generation, key FROM everstep_queue_waits WHERE run = $1 \
-                   ORDER BY generation, key";
-        self.session.rows(sql, params![run], |row| columns::waiter(row, 0))
     }
 }

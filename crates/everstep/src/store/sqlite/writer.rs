@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     run_id::RunNo,
-    store::{RunStatus, ShardSet, StoreError, rules::Head},
+    store::{RunStatus, ShardSet, StoreError, rows::Head},
 };
 
 /// How many rows are remembered at most. More runs than this in memory cost a read per commit.
