@@ -5,6 +5,7 @@
 //! the ledger, the store, what clients were told, and a cold replay of every run.
 
 pub(crate) mod ending;
+pub(crate) mod events;
 pub(crate) mod ledger;
 pub(crate) mod past;
 
@@ -48,10 +49,16 @@ pub(crate) enum Promise {
     SimulationGoesOn,
     /// An iteration of a loop is not performed again once the state after it is stored.
     IterationIsNotRepeated,
+    /// An event is seen by those whom it is for, once.
+    EventIsSeenOnce,
+    /// No event is missed or lost.
+    EventIsNotMissed,
+    /// The first value of a deferred counts, for whoever settles it and for whoever waits.
+    FirstValueCounts,
 }
 
 impl Promise {
-    pub(crate) const ALL: [Promise; 16] = [
+    pub(crate) const ALL: [Promise; 19] = [
         Promise::CompletedStepNeverRunsAgain,
         Promise::SeenIsDurable,
         Promise::NothingSentIsLost,
@@ -68,6 +75,9 @@ impl Promise {
         Promise::EnginesLive,
         Promise::SimulationGoesOn,
         Promise::IterationIsNotRepeated,
+        Promise::EventIsSeenOnce,
+        Promise::EventIsNotMissed,
+        Promise::FirstValueCounts,
     ];
 }
 
