@@ -139,10 +139,12 @@ impl Main {
             let Some(row) = open.iter().find(|row| row.key.as_deref() == Some(&key)) else {
                 continue;
             };
-            let mut channels = BTreeSet::new();
+            let (mut channels, mut events) = (BTreeSet::new(), BTreeSet::new());
             for op in program.all() {
-                if let Op::Listen { channel, .. } = op {
-                    channels.insert(*channel);
+                match op {
+                    Op::Listen { channel, .. } => _ = channels.insert(*channel),
+                    Op::Event(op) => _ = events.insert((op.event, op.key)),
+                    _ => {}
                 }
             }
             for channel in channels {
@@ -152,6 +154,16 @@ impl Main {
                 }
                 let message = format!("main:{number}-{channel}-{round}");
                 outside.send(number, channel, &message, true);
+            }
+            for (event, key) in events {
+                let body = format!("main:{number}-{event}-{key:?}-{round}");
+                outside.publish(event, key, &body, true);
+            }
+        }
+        let tokens = self.ledger.book().news.open_tokens();
+        for (place, token) in tokens {
+            if open.iter().any(|row| (row.id, row.generation) == (place.run, place.generation)) {
+                outside.settle(place, token, false);
             }
         }
     }

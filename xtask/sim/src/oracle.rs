@@ -5,6 +5,7 @@
 //! the ledger, the store, what clients were told, and a cold replay of every run.
 
 pub(crate) mod ending;
+pub(crate) mod events;
 pub(crate) mod ledger;
 pub(crate) mod past;
 
@@ -48,6 +49,12 @@ pub(crate) enum Promise {
     SimulationGoesOn,
     /// An iteration of a loop is not performed again once the state after it is stored.
     IterationIsNotRepeated,
+    /// An event is seen by those whom it is for, once.
+    EventIsSeenOnce,
+    /// No event is missed or lost.
+    EventIsNotMissed,
+    /// The first value of a deferred counts, for whoever settles it and for whoever waits.
+    FirstValueCounts,
     /// A SQLite file and a PostgreSQL schema give the answers of the store in memory.
     StoresAgree,
 }
@@ -70,6 +77,9 @@ impl Promise {
         Promise::EnginesLive,
         Promise::SimulationGoesOn,
         Promise::IterationIsNotRepeated,
+        Promise::EventIsSeenOnce,
+        Promise::EventIsNotMissed,
+        Promise::FirstValueCounts,
         Promise::StoresAgree,
     ];
 }

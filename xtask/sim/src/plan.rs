@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     work::{
         draw::{CHANNELS, Draw},
+        events::{EVENTS, KEYS},
         program::Program,
     },
     world::{
@@ -77,6 +78,16 @@ pub(crate) enum Deed {
     },
     /// Waits for its result.
     Await(usize),
+    /// Publishes an event.
+    Publish {
+        event: usize,
+        key: Option<u32>,
+        body: String,
+        /// With a key, so that it may be published again.
+        dedupe: bool,
+    },
+    /// Settles one of the deferreds that are known by then.
+    Settle { which: u64, rejects: bool },
 }
 
 impl Plan {
@@ -181,10 +192,27 @@ fn script(rng: &mut Rng, client: u64, programs: usize, lease: Duration) -> Vec<A
         let at = rng.below(acts.len() as u64 + 1) as usize;
         acts.insert(at, Act { after, deed });
     }
+    for _ in 0..rng.below(4) {
+        let deed = match rng.below(2) {
+            0 => Deed::Publish {
+                event: rng.below(EVENTS.len() as u64) as usize,
+                key: (rng.below(KEYS + 1) as u32).checked_sub(1),
+                body: String::new(),
+                dedupe: rng.below(2) == 0,
+            },
+            _ => Deed::Settle { which: rng.below(100), rejects: rng.below(2) == 0 },
+        };
+        let after = rng.up_to(lease);
+        let at = rng.below(acts.len() as u64 + 1) as usize;
+        acts.insert(at, Act { after, deed });
+    }
     // Numbered in the order in which they are sent.
     for (number, act) in acts.iter_mut().enumerate() {
-        if let Deed::Send { message, .. } = &mut act.deed {
-            *message = format!("client-{client}:{number}");
+        match &mut act.deed {
+            Deed::Send { message: words, .. } | Deed::Publish { body: words, .. } => {
+                *words = format!("client-{client}:{number}");
+            }
+            _ => {}
         }
     }
     for program in 0..programs {

@@ -6,6 +6,7 @@
 
 pub(crate) mod bodies;
 pub(crate) mod draw;
+pub(crate) mod events;
 pub(crate) mod perform;
 pub(crate) mod program;
 

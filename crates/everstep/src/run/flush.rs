@@ -524,6 +524,12 @@ impl Run {
         // A wait that was given up meanwhile makes no condition: above all, the end of a run must
         // not be refused because of it.
         timeouts.retain(|id| st.ops.get(*id).is_some());
+        // A wait is registered before its time can run out: what it waits for may have been there when
+        // it began, and only the store can tell. The next commit says that the time ran out, and is
+        // refused if there was an answer.
+        let (unregistered, timeouts) =
+            timeouts.into_iter().partition::<Vec<_>, _>(|id| st.is_to_be_registered(*id));
+        st.timeouts.extend(unregistered);
         for id in &timeouts {
             let Some(key) = st.ops.get(*id).map(|op| op.key.clone()) else {
                 continue;

@@ -97,6 +97,12 @@ impl Core {
 }
 
 impl State {
+    /// Whether the next commit registers the wait of this operation.
+    pub(super) fn is_to_be_registered(&self, id: OpId) -> bool {
+        let key = self.ops.get(id).map(|op| &op.key);
+        key.is_some_and(|key| self.effects.iter().any(|effect| registers(effect, key)))
+    }
+
     /// An operation is dropped. If it is registered and has not ended, that is taken back.
     pub(super) fn abandon(&mut self, key: &Key) {
         let Some(slot) = self.history.get_mut(key) else {
@@ -118,6 +124,18 @@ impl State {
         }
         self.effects.push(Effect::Abandon { kind, key: key.to_vec() });
     }
+}
+
+/// Whether an effect registers the wait of the operation at this key.
+fn registers(effect: &Effect, key: &Key) -> bool {
+    let of = match effect {
+        Effect::Subscribe(subscription) => &subscription.key,
+        Effect::AwaitDeferred(wait) => &wait.key,
+        Effect::StartChild(start) => &start.key,
+        Effect::Watch { key, .. } | Effect::Enqueue { key, .. } => key,
+        _ => return false,
+    };
+    of[..] == key[..]
 }
 
 /// Whether an effect does nothing but for the operation at this key to wait.

@@ -6,12 +6,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError},
+    sync::{Arc, OnceLock, PoisonError},
 };
 
 use everstep::{
     RunId, RunStatus,
-    store::{DeadLetter, InboxRow, RunRow},
+    store::{DeadLetter, InboxRow, MemoryStore, RunRow},
     testing::{self, simulation::Report},
 };
 
@@ -61,11 +61,14 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
     if let Some(ending) = &left.ending {
         let finals = finals(plan, ledger, ending);
         let pasts = pasts(ledger, ending, &finals);
-        let judgement = Judgement { plan, ledger, ending, finals, pasts };
+        let data = &left.server.data;
+        let judgement = Judgement { plan, ledger, ending, data, finals, pasts };
         judgement.check_seen();
         judgement.check_values();
         judgement.check_told();
         judgement.check_messages();
+        judgement.check_events();
+        judgement.check_deferreds();
     }
     let mut violations = std::mem::take(&mut ledger.book().violations);
     let written = left.server.violations.lock();
@@ -84,6 +87,7 @@ fn finals(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Finals {
             programs: plan.programs.clone(),
             ledger: cold.clone(),
             process: "replay".to_owned(),
+            client: OnceLock::new(),
         });
         let code = move |ctx, order: Order| perform(code.clone(), ctx, order);
         let replay = testing::replay(&run.file);
@@ -99,9 +103,12 @@ fn finals(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Finals {
     finals
 }
 
+/// What the code of each run has taken, and in which generation.
+type Pasts = BTreeMap<RunId, Vec<(u32, Taken)>>;
+
 /// What the code of each run has taken for good, also where a replay jumps over it.
-fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals) -> Finals {
-    let mut pasts = Finals::new();
+fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals) -> Pasts {
+    let mut pasts = Pasts::new();
     for run in &ending.runs {
         let (id, generation) = (run.row.id, run.row.generation);
         let stays = ledger.book().stays.clone();
@@ -111,22 +118,23 @@ fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals) -> Finals {
             ledger.violate(Promise::ReplayIsExact, format!("run {id}: {what}"));
             finals[&id].clone()
         });
-        pasts.insert(id, past);
+        pasts.insert(id, past.into_iter().map(|taken| (generation, taken)).collect());
     }
     pasts
 }
 
-struct Judgement<'a> {
+pub(super) struct Judgement<'a> {
     plan: &'a Plan,
-    ledger: &'a Ledger,
+    pub(super) ledger: &'a Ledger,
     ending: &'a Ending,
+    pub(super) data: &'a MemoryStore,
     finals: Finals,
     /// The finals, and what replays jump over.
-    pasts: Finals,
+    pub(super) pasts: Pasts,
 }
 
 impl Judgement<'_> {
-    fn violate(&self, promise: Promise, what: String) {
+    pub(super) fn violate(&self, promise: Promise, what: String) {
         self.ledger.violate(promise, what);
     }
 
@@ -174,7 +182,7 @@ impl Judgement<'_> {
     fn check_values(&self) {
         for run in &self.ending.runs {
             let (id, past) = (run.row.id, &self.pasts[&run.row.id]);
-            for taken in past {
+            for (_, taken) in past {
                 let Got::Value(value) = &taken.got else {
                     continue;
                 };
@@ -262,7 +270,7 @@ impl Judgement<'_> {
             }
         }
         drop(book);
-        for taken in self.pasts.values().flatten() {
+        for (_, taken) in self.pasts.values().flatten() {
             if let Got::Receipt(to, _, message, true) = &taken.got {
                 deliveries.push((to.clone(), message.clone()));
             }
@@ -273,7 +281,7 @@ impl Judgement<'_> {
         };
         for run in &self.ending.runs {
             let id = run.row.id;
-            for taken in &self.pasts[&id] {
+            for (_, taken) in &self.pasts[&id] {
                 if let Got::Message(_, message) = &taken.got {
                     put(message, format!("taken by {id} at {}", taken.at));
                 }

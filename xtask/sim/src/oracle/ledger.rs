@@ -19,7 +19,7 @@ use everstep::{
     testing::{internal, simulation},
 };
 
-use super::{Promise, Violation};
+use super::{Promise, Violation, events::News};
 
 /// What code has taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +34,12 @@ pub(crate) enum Got {
     Nothing,
     /// A message, and its channel.
     Message(u32, String),
+    /// An event, or nothing in time.
+    Event { event: usize, matching: Option<u32>, body: Option<String> },
+    /// That an event was published.
+    Published { event: usize, key: Option<u32>, body: String },
+    /// What became of a deferred, or nothing yet.
+    Verdict(Option<Result<String, String>>),
     /// Which of several parts has won.
     Won(usize),
     /// The state that a loop has come to.
@@ -148,6 +154,8 @@ pub(crate) struct Book {
     attempts: BTreeMap<(Place, u32), u32>,
     pub(crate) bodies: u64,
     pub(crate) sendings: Vec<Sending>,
+    /// Events and deferreds.
+    pub(crate) news: News,
     /// What clients were told the end of a run to be.
     pub(crate) told: Vec<(RunId, Told)>,
     /// The run that clients were told to be that of an order.

@@ -2,12 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use everstep::{Rollback, prelude::*, testing::simulation};
+use everstep::{Rollback, Token, prelude::*, testing::simulation};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use super::program::StepOp;
-use crate::oracle::ledger::{Ledger, Place, Stay};
+use super::{
+    events::PROMISE,
+    perform::Code,
+    program::{Settler, StepOp},
+};
+use crate::oracle::{
+    events::Settled,
+    ledger::{Ledger, Place, Stay},
+};
 
 /// What a body gives: where it was, and a number that no other has.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -125,6 +132,59 @@ pub(crate) async fn run_spawned(made: Made, step: Step) -> Result<Done> {
         running.goes_on();
     }
     running.end()
+}
+
+/// Hands the token of a deferred out, and settles the deferred if it is to.
+pub(crate) async fn hand_out(
+    made: &Made,
+    step: &Step,
+    code: &Arc<Code>,
+    place: Place,
+    token: Token,
+    settler: Settler,
+    rejects: bool,
+) -> Result<Done> {
+    let running = made.begin(step);
+    made.ledger.hands_out(&place, &token);
+    let client = code.client.get().cloned();
+    match (client, settler) {
+        (Some(client), Settler::Body) => {
+            settle(&made.ledger, &client, "a body", place, token, rejects).await;
+        }
+        (Some(client), Settler::Later(after)) => {
+            let ledger = made.ledger.clone();
+            simulation::spawn("settler", move || {
+                simulation::sleep(after);
+                let settled = settle(&ledger, &client, "a thread", place, token, rejects);
+                simulation::block_on(settled);
+            });
+        }
+        (_, Settler::Clients) | (None, _) => {}
+    }
+    running.end()
+}
+
+/// Settles a deferred, and writes down what it was told.
+pub(crate) async fn settle(
+    ledger: &Ledger,
+    client: &Client,
+    who: &str,
+    place: Place,
+    token: Token,
+    rejects: bool,
+) {
+    let word = format!("{who} {:016x}", simulation::random());
+    let verdict = match rejects {
+        true => Err(word.clone()),
+        false => Ok(word.clone()),
+    };
+    let index = ledger.settles(place, verdict);
+    let resolver = client.deferred(PROMISE, &token);
+    let settled = match rejects {
+        true => resolver.reject(&word).await,
+        false => resolver.resolve(&word).await,
+    };
+    ledger.is_settled(index, Settled::of(settled));
 }
 
 /// Undoes a step.

@@ -4,14 +4,20 @@ use std::time::Duration;
 
 use everstep::testing::simulation::Rng;
 
-use super::program::{Body, End, How, Op, Program, StepOp};
+use super::{
+    events::{EVENTS, KEYS},
+    program::{Body, DeferredOp, End, EventOp, How, Op, Program, Settler, StepOp},
+};
 
 /// The kinds of operations, each with how often it is drawn against the others.
-const KINDS: [(Kind, u64); 12] = [
+const KINDS: [(Kind, u64); 15] = [
     (Kind::Step, 10),
     (Kind::Sleep, 4),
     (Kind::Listen, 3),
     (Kind::Send, 3),
+    (Kind::Event, 3),
+    (Kind::Publish, 3),
+    (Kind::Deferred, 3),
     (Kind::Join, 3),
     (Kind::PlainJoin, 2),
     (Kind::Unordered, 2),
@@ -28,6 +34,9 @@ enum Kind {
     Sleep,
     Listen,
     Send,
+    Event,
+    Publish,
+    Deferred,
     Join,
     PlainJoin,
     Unordered,
@@ -40,7 +49,12 @@ enum Kind {
 
 impl Kind {
     fn has_parts(self) -> bool {
-        !matches!(self, Kind::Step | Kind::Sleep | Kind::Listen | Kind::Send)
+        match self {
+            Kind::Step | Kind::Sleep | Kind::Listen | Kind::Send => false,
+            Kind::Event | Kind::Publish | Kind::Deferred => false,
+            Kind::Join | Kind::PlainJoin | Kind::Unordered | Kind::Select => true,
+            Kind::Map | Kind::Race | Kind::Attempt | Kind::Repeat => true,
+        }
     }
 }
 
@@ -70,6 +84,7 @@ impl<'a> Draw<'a> {
         kinds.retain(|(kind, _)| match kind {
             Kind::Step => true,
             kind if kind.has_parts() => rng.below(2) > 0,
+            Kind::Event | Kind::Publish | Kind::Deferred => rng.below(2) > 0,
             _ => rng.below(4) > 0,
         });
         Draw { rng, kinds, programs, lease, next_id: 0 }
@@ -107,19 +122,24 @@ impl<'a> Draw<'a> {
             Kind::Step => self.step(id),
             kind if kind.has_parts() && (depth >= DEPTH_MAX || id > OPS_MAX) => self.step(id),
             Kind::Sleep => Op::Sleep { id, lasts: self.time(self.lease * 4) },
-            Kind::Listen => Op::Listen {
-                id,
-                channel: self.channel(),
-                timeout: match self.rng.below(3) {
-                    0 => None,
-                    _ => Some(self.time(self.lease * 4) + Duration::from_millis(1)),
-                },
-            },
+            Kind::Listen => Op::Listen { id, channel: self.channel(), timeout: self.timeout() },
             Kind::Send => Op::Send {
                 id,
                 to: self.rng.below(self.programs as u64) as usize,
                 channel: self.channel(),
             },
+            Kind::Event => Op::Event(EventOp {
+                id,
+                event: self.rng.below(EVENTS.len() as u64) as usize,
+                key: self.event_key(),
+                timeout: self.timeout(),
+            }),
+            Kind::Publish => Op::Publish {
+                id,
+                event: self.rng.below(EVENTS.len() as u64) as usize,
+                key: self.event_key(),
+            },
+            Kind::Deferred => self.deferred(id),
             Kind::Join => self.parts(id, How::Join, depth),
             Kind::PlainJoin => self.parts(id, How::PlainJoin, depth),
             Kind::Unordered => self.parts(id, How::Unordered, depth),
@@ -147,6 +167,39 @@ impl<'a> Draw<'a> {
                 Op::Parts { id, how, parts: vec![self.part(depth)] }
             }
         }
+    }
+
+    /// The time limit of a wait, if it has one.
+    fn timeout(&mut self) -> Option<Duration> {
+        match self.rng.below(3) {
+            0 => None,
+            _ => Some(self.limit()),
+        }
+    }
+
+    fn limit(&mut self) -> Duration {
+        self.time(self.lease * 4) + Duration::from_millis(1)
+    }
+
+    fn event_key(&mut self) -> Option<u32> {
+        let drawn = self.rng.below(KEYS + 1) as u32;
+        drawn.checked_sub(1)
+    }
+
+    fn deferred(&mut self, id: u32) -> Op {
+        let settler = match self.rng.below(3) {
+            0 => Settler::Body,
+            1 => Settler::Later(self.time(self.lease * 2)),
+            _ => Settler::Clients,
+        };
+        Op::Deferred(DeferredOp {
+            id,
+            settler,
+            rejects: self.rng.below(3) == 0,
+            looks: self.rng.below(2) as u32,
+            timeouts: (0..self.rng.below(3)).map(|_| self.limit()).collect(),
+            waits: self.rng.below(2) == 0,
+        })
     }
 
     fn channel(&mut self) -> u32 {

@@ -1,8 +1,13 @@
 //! The workflow that performs programs.
 
+mod events;
 mod parts;
 
-use std::{cell::Cell, rc::Rc, sync::Arc};
+use std::{
+    cell::Cell,
+    rc::Rc,
+    sync::{Arc, OnceLock},
+};
 
 use everstep::{Outcome, prelude::*};
 use futures_util::future::LocalBoxFuture;
@@ -13,7 +18,7 @@ use super::{
     key,
     program::{Body, End, Op, Program, StepOp},
 };
-use crate::oracle::ledger::{Got, Ledger, Stay, Taken, fold};
+use crate::oracle::ledger::{Got, Ledger, Place, Stay, Taken, fold};
 
 /// The code of a process: what it knows besides its input.
 pub(crate) struct Code {
@@ -21,6 +26,8 @@ pub(crate) struct Code {
     pub(crate) ledger: Arc<Ledger>,
     /// The name of the process.
     pub(crate) process: String,
+    /// The client of its engine, once that has started.
+    pub(crate) client: OnceLock<Client>,
 }
 
 /// Performs a program; gives a number that depends on everything that it has seen, in order.
@@ -107,7 +114,7 @@ impl<'a> Stage<'a> {
             }
             Op::Send { id, to, channel } => {
                 let (name, to) = (format!("channel-{channel}"), key(*to));
-                let message = self.message(*id);
+                let message = self.message(&format!("send-{id}"));
                 let sent = self.ctx.send(("perform", to.as_str()), &name, &message);
                 // The other may not be there yet, or have ended.
                 let is_delivered = sent.await.is_ok();
@@ -115,6 +122,9 @@ impl<'a> Stage<'a> {
                 self.take(&format!("send-{id}"), got);
                 Ok(())
             }
+            Op::Event(op) => self.event(op).await,
+            Op::Publish { id, event, key } => self.publish(*id, *event, *key).await,
+            Op::Deferred(op) => self.deferred(op).await,
             Op::Parts { id, how, parts } => {
                 let name = format!("{}-{id}", how.name());
                 self.parts(&name, *how, parts).await
@@ -123,9 +133,18 @@ impl<'a> Stage<'a> {
     }
 
     /// The words of the next message: no two are the same, and a replay says the same ones.
-    fn message(&self, id: u32) -> String {
+    fn message(&self, name: &str) -> String {
         let (run, generation) = (self.ctx.run_id(), self.ctx.generation());
-        format!("{run}.{generation}:{}send-{id}", self.at)
+        format!("{run}.{generation}:{}{name}", self.at)
+    }
+
+    /// The place of the operation of this name.
+    fn place(&self, name: &str) -> Place {
+        Place {
+            run: self.ctx.run_id(),
+            generation: self.ctx.generation(),
+            at: format!("{}{name}", self.at),
+        }
     }
 
     async fn step(&self, op: &StepOp) -> Result<()> {

@@ -40,12 +40,58 @@ pub(crate) enum Op {
         to: usize,
         channel: u32,
     },
+    /// Waits for an event; without a timeout one is published in the end.
+    Event(EventOp),
+    /// Publishes one.
+    Publish {
+        id: u32,
+        event: usize,
+        key: Option<u32>,
+    },
+    /// Makes a promise that is kept or broken from outside.
+    Deferred(DeferredOp),
     /// Performs parts.
     Parts {
         id: u32,
         how: How,
         parts: Vec<Vec<Op>>,
     },
+}
+
+/// A wait for an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct EventOp {
+    pub(crate) id: u32,
+    pub(crate) event: usize,
+    /// Only those that were published with this key.
+    pub(crate) key: Option<u32>,
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// A deferred: its token is handed out, then it is looked at and waited for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DeferredOp {
+    pub(crate) id: u32,
+    pub(crate) settler: Settler,
+    /// Whether the settler breaks it.
+    pub(crate) rejects: bool,
+    /// How often it is only looked at.
+    pub(crate) looks: u32,
+    /// The time limits of waits, one after another.
+    pub(crate) timeouts: Vec<Duration>,
+    /// Whether it is waited for without a limit after that; it is settled in the end.
+    pub(crate) waits: bool,
+}
+
+/// Who settles a deferred, besides clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Settler {
+    /// The body that has its token.
+    Body,
+    /// A thread that the body starts, after so long.
+    Later(Duration),
+    /// Nobody else.
+    Clients,
 }
 
 /// How the parts of an operation are performed.
@@ -124,6 +170,27 @@ pub(crate) enum Body {
     Spawned,
 }
 
+/// How long it takes in the end until that comes for which a run waits without a limit.
+const FEEDING: Duration = Duration::from_secs(10);
+
+impl StepOp {
+    /// A step that completes at once.
+    pub(crate) fn plain(id: u32) -> StepOp {
+        StepOp {
+            id,
+            body: Body::Async,
+            lasts: Duration::ZERO,
+            ephemeral: false,
+            fails: 0,
+            attempts: 1,
+            delay: Duration::ZERO,
+            timeout: None,
+            retry_on_timeout: false,
+            rollback: false,
+        }
+    }
+}
+
 impl Program {
     /// All operations, from the outside in.
     pub(crate) fn all(&self) -> Vec<&Op> {
@@ -149,8 +216,8 @@ impl Op {
     /// What is inside of it.
     fn parts(&self) -> &[Vec<Op>] {
         match self {
-            Op::Step(_) | Op::Sleep { .. } | Op::Listen { .. } | Op::Send { .. } => &[],
             Op::Parts { parts, .. } => parts,
+            _ => &[],
         }
     }
 
@@ -159,8 +226,10 @@ impl Op {
         match self {
             Op::Step(step) => (step.lasts + step.delay) * step.attempts,
             Op::Sleep { lasts, .. } => *lasts,
-            Op::Listen { timeout, .. } => timeout.unwrap_or_default(),
-            Op::Send { .. } => Duration::ZERO,
+            Op::Listen { timeout, .. } => timeout.unwrap_or(FEEDING),
+            Op::Event(event) => event.timeout.unwrap_or(FEEDING),
+            Op::Deferred(deferred) => deferred.timeouts.iter().sum::<Duration>() + FEEDING,
+            Op::Send { .. } | Op::Publish { .. } => Duration::ZERO,
             Op::Parts { how, parts, .. } => {
                 let once: Duration = parts.iter().flatten().map(Op::lasts_at_most).sum();
                 once * how.times() as u32
@@ -200,6 +269,20 @@ impl fmt::Display for Op {
             },
             Op::Send { id, to, channel } => {
                 write!(f, "send-{id} to program {to}, channel-{channel}")
+            }
+            Op::Event(EventOp { id, event, key, timeout }) => {
+                write!(f, "event-{id} {event} with key {key:?} for {timeout:?}")
+            }
+            Op::Publish { id, event, key } => {
+                write!(f, "publish-{id} event {event} with key {key:?}")
+            }
+            Op::Deferred(DeferredOp { id, settler, rejects, looks, timeouts, waits }) => {
+                let verb = if *rejects { "rejected" } else { "resolved" };
+                write!(
+                    f,
+                    "deferred-{id} {verb} by {settler:?}, {looks} looks, waits {timeouts:?}"
+                )?;
+                write!(f, "{}", if *waits { " and to the end" } else { "" })
             }
             Op::Parts { id, how, .. } => write!(f, "{}-{id} {how:?}", how.name()),
         }

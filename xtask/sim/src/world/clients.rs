@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
-use everstep::{Client, ClientError, RunError, RunHandle, Sent, testing::simulation};
+use everstep::{Client, ClientError, RunError, RunHandle, Sent, Token, testing::simulation};
 
 use super::store::Server;
 use crate::{
     oracle::{
         Promise,
-        ledger::{Ledger, Sending, Told, note},
+        ledger::{Ledger, Place, Sending, Told, note},
     },
     plan::{Act, Deed, Plan},
-    work::{Order, PERFORM, key},
+    work::{
+        Order, PERFORM, bodies,
+        events::{EVENTS, event_key},
+        key,
+    },
 };
 
 /// Starts a process for each script.
@@ -52,6 +56,8 @@ impl Outside {
                 self.send(*to, *channel, message, *dedupe)
             }
             Deed::Await(program) => self.wait_for(*program),
+            Deed::Publish { event, key, body, dedupe } => self.publish(*event, *key, body, *dedupe),
+            Deed::Settle { which, rejects } => self.settle_some(*which, *rejects),
         }
     }
 
@@ -105,6 +111,39 @@ impl Outside {
             self.ledger.book().sendings[index].is_delivered = Some(is_delivered);
             return;
         }
+    }
+
+    /// Publishes an event.
+    pub(crate) fn publish(&self, event: usize, key: Option<u32>, body: &str, dedupe: bool) {
+        self.ledger.publishes(event, key, body);
+        for _ in 0..if dedupe { 5 } else { 1 } {
+            let mut publish = self.client.publish(EVENTS[event], &body.to_owned());
+            if let Some(key) = key {
+                publish = publish.key(event_key(key));
+            }
+            if dedupe {
+                publish = publish.dedupe(body);
+            }
+            match simulation::block_on(publish) {
+                Ok(_) => return self.ledger.is_published(body),
+                Err(error) => self.expect_store_error("an event", &error),
+            }
+        }
+    }
+
+    /// Settles one of the deferreds whose tokens were handed out.
+    fn settle_some(&self, which: u64, rejects: bool) {
+        let tokens = self.ledger.book().news.tokens.clone();
+        if let Some(number) = which.checked_rem(tokens.len() as u64) {
+            let (place, token) = tokens[number as usize].clone();
+            self.settle(place, token, rejects);
+        }
+    }
+
+    /// Settles a deferred.
+    pub(crate) fn settle(&self, place: Place, token: Token, rejects: bool) {
+        let settled = bodies::settle(&self.ledger, &self.client, &self.name, place, token, rejects);
+        simulation::block_on(settled);
     }
 
     fn wait_for(&self, program: usize) {

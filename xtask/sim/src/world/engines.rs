@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -145,9 +145,10 @@ impl Engines {
         let (engines, of) = (self.clone(), process.clone());
         let host = process.spawn("host", move || {
             let name = format!("engine-{number}.{life}");
-            let builder = engines.builder(number, version, name.clone());
+            let code = engines.code(name);
+            let builder = engines.builder(number, version, code.clone());
             let store = engines.server.open(&of, false);
-            engines.host(number, name, builder(store));
+            engines.host(number, &code, builder(store));
         });
         let begun = simulation::time();
         while !process.is_dead() && !host.is_finished() {
@@ -163,19 +164,24 @@ impl Engines {
         process.exit();
     }
 
+    /// The code of a process.
+    fn code(&self, process: String) -> Arc<Code> {
+        Arc::new(Code {
+            programs: self.plan.programs.clone(),
+            ledger: self.ledger.clone(),
+            process,
+            client: OnceLock::new(),
+        })
+    }
+
     fn builder(
         &self,
         number: usize,
         version: Version,
-        process: String,
+        code: Arc<Code>,
     ) -> impl FnOnce(Arc<super::store::SimStore>) -> EngineBuilder {
         let plan = self.plan.engines[number].clone();
         let (lease, sabotage) = (self.plan.lease, self.sabotage);
-        let code = Arc::new(Code {
-            programs: self.plan.programs.clone(),
-            ledger: self.ledger.clone(),
-            process,
-        });
         move |store| {
             let builder = Engine::on(store).settings(|settings| {
                 settings.threads = plan.threads;
@@ -201,13 +207,14 @@ impl Engines {
     }
 
     /// Starts the engine, and shuts it down when it is to leave.
-    fn host(&self, number: usize, process: String, builder: EngineBuilder) {
+    fn host(&self, number: usize, code: &Code, builder: EngineBuilder) {
         let engine = match simulation::block_on(builder.start()) {
             Ok(engine) => engine,
             Err(error) => return note(|| format!("the engine does not start: {error:?}")),
         };
         note(|| "the engine has started".to_owned());
         lock(&self.tools).push(engine.shared_for_tools());
+        _ = code.client.set(engine.client());
         while !lock(&self.leaving)[number] {
             simulation::sleep(LOOK);
             if let Some(error) = engine.stopped() {
@@ -228,7 +235,7 @@ impl Engines {
         simulation::block_on(engine.shutdown());
         note(|| "the engine has shut down".to_owned());
         if is_settled {
-            lock(&self.signed_off).insert(process);
+            lock(&self.signed_off).insert(code.process.clone());
         }
     }
 }

@@ -157,8 +157,11 @@ impl Server {
             }
             let name = at.rsplit('/').next().unwrap_or_default();
             let inbox = self.data.inbox(commit.run, 0).ok()?;
+            // Answers are for other waits.
             let is_for = |row: &&InboxRow| {
-                name.starts_with(&row.name) && !commit.consumed.contains(&row.seq)
+                row.wait.is_none()
+                    && name.starts_with(&row.name)
+                    && !commit.consumed.contains(&row.seq)
             };
             let row = inbox.iter().find(is_for)?;
             let (run, seq) = (commit.run, row.seq);

@@ -11,6 +11,8 @@ use super::{
 use crate::{
     commit::Patch,
     ctx::{Ctx, composite::branch, step::Step},
+    event::Event,
+    store::Store,
 };
 
 fn work<'a>(ctx: &Ctx, name: &str) -> crate::ctx::step::StepCall<'a, u64> {
@@ -181,6 +183,45 @@ fn a_timeout_is_released_only_after_it_is_committed() {
     owner.ack();
     owner.settle();
     assert_eq!(owner.output::<String>(), "now");
+}
+
+/// The wait began while a commit was in flight, and its time ran out before that was answered. The next
+/// commit registered the wait and took that back at once: the store never said what was there.
+#[test]
+fn a_wait_does_not_run_out_before_it_is_registered() {
+    const NEWS: Event<u64> = Event::new("news");
+    for is_told in [false, true] {
+        let mut owner = Owner::start(workflow(|ctx: Ctx| async move {
+            ctx.publish(NEWS, &7).await?;
+            let waits = async {
+                work(&ctx, "a").await?;
+                ctx.event(NEWS).timeout(Duration::from_secs(5)).await
+            };
+            let (seen, other) = futures::future::join(waits, work(&ctx, "b")).await;
+            other?;
+            seen
+        }));
+        owner.settle();
+        for place in ["b", "a"] {
+            let held = hands::held().into_iter().find(|(_, at)| at == place);
+            hands::let_go(held.expect("it is in flight").0);
+            owner.drive();
+            assert!(owner.in_flight());
+        }
+        owner.set_now(super::owner::BEGINNING + Duration::from_secs(5));
+        owner.drive();
+        // What was in flight, then what registers the wait.
+        owner.ack();
+        owner.drive();
+        if is_told {
+            owner.ack();
+            let rows =
+                owner.store.inbox(owner.id.no(), 0).expect("the store in memory never fails");
+            owner.run().deliver(rows);
+        }
+        owner.settle();
+        assert_eq!(owner.output::<Option<u64>>(), Some(7));
+    }
 }
 
 /// The time of a wait ran out while a commit was in flight. A message that came before the next commit
