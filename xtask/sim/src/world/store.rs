@@ -70,6 +70,8 @@ pub(crate) struct Server {
     pub(crate) violations: Mutex<Vec<Violation>>,
     /// What has changed the data, in order, if that is wanted.
     pub(crate) changes: Option<Mutex<Vec<Change>>>,
+    /// Waits that ran out over a message that was there, and that no code has taken so far.
+    suspects: Mutex<BTreeMap<(RunNo, String), String>>,
     /// Where wake-ups are while they are on their way.
     network: SimProcess,
     runners: Mutex<BTreeMap<Uuid, Runner>>,
@@ -105,6 +107,7 @@ impl Server {
             ppm,
             violations: Mutex::default(),
             changes: keeps_changes.then(Mutex::default),
+            suspects: Mutex::default(),
             network: simulation::new_process("network"),
             runners: Mutex::default(),
         })
@@ -129,34 +132,47 @@ impl Server {
     }
 
     /// Makes a batch, and checks what only the moment shows: no listen runs out of time over a message
-    /// that is there.
+    /// that is there. It counts once the code takes it: a wait that was given up may have run out.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         let unread: Vec<_> = batch.writes.iter().map(|write| self.passed_over(write)).collect();
         let applied = self.data.commit(batch)?;
-        for (passed_over, outcome) in unread.into_iter().zip(&applied.outcomes) {
-            if let (Some(what), Outcome::Committed(_)) = (passed_over, outcome) {
-                let promise = Promise::NothingSentIsLost;
-                lock(&self.violations).push(Violation { promise, what });
+        let mut suspects = lock(&self.suspects);
+        for (write, (passed_over, outcome)) in
+            batch.writes.iter().zip(unread.into_iter().zip(&applied.outcomes))
+        {
+            let (Write::Commit(commit), Outcome::Committed(_)) = (write, outcome) else {
+                continue;
+            };
+            suspects.extend(passed_over.into_iter().map(|(at, what)| ((commit.run, at), what)));
+            for (at, is_taken) in commit.puts.iter().filter_map(internal::timed_out_at) {
+                if is_taken && let Some(what) = suspects.remove(&(commit.run, at)) {
+                    let promise = Promise::NothingSentIsLost;
+                    lock(&self.violations).push(Violation { promise, what });
+                }
             }
         }
         Ok(applied)
     }
 
-    /// A message that is unread, and that this write does not take though it is the end of a wait for it.
-    fn passed_over(&self, write: &Write) -> Option<String> {
+    /// Messages that are unread, and that this write does not take though it is the end of a wait for
+    /// them: the waits, and what is wrong.
+    fn passed_over(&self, write: &Write) -> Vec<(String, String)> {
         let Write::Commit(commit) = write else {
-            return None;
+            return Vec::new();
         };
+        let mut ends = commit.puts.iter().filter_map(internal::timed_out_at).peekable();
+        if ends.peek().is_none() {
+            return Vec::new();
+        }
         // An entry is written again when the code takes it.
         let history = self.data.history(commit.run, None, usize::MAX).unwrap_or_default();
-        let known: Vec<String> = history.iter().filter_map(internal::timed_out_at).collect();
-        let mut ends = commit.puts.iter().filter_map(internal::timed_out_at);
-        ends.find_map(|at| {
-            if known.contains(&at) {
+        let known: Vec<_> = history.iter().filter_map(internal::timed_out_at).collect();
+        let inbox = self.data.inbox(commit.run, 0).unwrap_or_default();
+        let passed_over = ends.filter_map(|(at, _)| {
+            if known.iter().any(|(other, _)| *other == at) {
                 return None;
             }
             let name = at.rsplit('/').next().unwrap_or_default();
-            let inbox = self.data.inbox(commit.run, 0).ok()?;
             // Answers are for other waits.
             let is_for = |row: &&InboxRow| {
                 row.wait.is_none()
@@ -165,8 +181,11 @@ impl Server {
             };
             let row = inbox.iter().find(is_for)?;
             let (run, seq) = (commit.run, row.seq);
-            Some(format!("`{at}` of {run:?} ran out of time over message {seq}, which was there"))
-        })
+            let what =
+                format!("`{at}` of {run:?} ran out of time over message {seq}, which was there");
+            Some((at, what))
+        });
+        passed_over.collect()
     }
 
     fn count(&self, error: StoreError) -> StoreError {
