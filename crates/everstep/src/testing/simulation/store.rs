@@ -19,28 +19,26 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use everstep::{
-    RunNo, Timestamp,
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{self as simulation, SimProcess, Sky};
+use crate::{
+    run_id::RunNo,
     store::{
         Applied, Batch, InboxRow, MemoryStore, NewRunner, Outcome, Store, StoreError, WakeFn,
         WakeGuard, Write,
     },
     testing::{
-        around::{Around, Call},
+        around::{Around, Call, Change},
         internal,
-        simulation::{self, SimProcess},
     },
+    time::Timestamp,
 };
-use everstep_conformance::Change;
-use serde::{Deserialize, Serialize};
-use uuid::Uuid;
-
-use super::sky::Sky;
-use crate::oracle::{Promise, Violation};
 
 /// What kind of store it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A file: the processes are on one machine, the store has no clock, and a process that has ended is
     /// known to have.
     File,
@@ -50,26 +48,26 @@ pub(crate) enum Kind {
 
 /// What befell the calls of a store, counted.
 #[derive(Default)]
-pub(crate) struct Counts {
-    pub(crate) errors: AtomicU64,
-    pub(crate) unknown_outcomes: AtomicU64,
-    pub(crate) wakes_dropped: AtomicU64,
+pub struct Counts {
+    pub errors: AtomicU64,
+    pub unknown_outcomes: AtomicU64,
+    pub wakes_dropped: AtomicU64,
 }
 
 /// The store itself.
-pub(crate) struct Server {
-    pub(crate) data: MemoryStore,
-    pub(crate) counts: Counts,
+pub struct Server {
+    pub data: MemoryStore,
+    pub counts: Counts,
     kind: Kind,
     sky: Sky,
     /// How far its clock is ahead of the simulation's calendar, in milliseconds.
     ahead_ms: i64,
     /// How much faster its clock goes, in millionths.
     ppm: i64,
-    /// Promises that were seen to be broken by what was written.
-    pub(crate) violations: Mutex<Vec<Violation>>,
+    /// Waits that ran out of time over a message that was there: what was seen when it was written.
+    pub passed_over: Mutex<Vec<String>>,
     /// What has changed the data, in order, if that is wanted.
-    pub(crate) changes: Option<Mutex<Vec<Change>>>,
+    pub changes: Option<Mutex<Vec<Change>>>,
     /// Waits that ran out over a message that was there, and that no code has taken so far.
     suspects: Mutex<BTreeMap<(RunNo, String), String>>,
     /// Where wake-ups are while they are on their way.
@@ -91,13 +89,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Server {
     /// An empty store, in the simulation of this thread.
-    pub(crate) fn new(
-        kind: Kind,
-        sky: Sky,
-        ahead_ms: i64,
-        ppm: i64,
-        keeps_changes: bool,
-    ) -> Arc<Server> {
+    pub fn new(kind: Kind, sky: Sky, ahead_ms: i64, ppm: i64, keeps_changes: bool) -> Arc<Server> {
         Arc::new(Server {
             data: MemoryStore::new(),
             counts: Counts::default(),
@@ -105,7 +97,7 @@ impl Server {
             sky,
             ahead_ms,
             ppm,
-            violations: Mutex::default(),
+            passed_over: Mutex::default(),
             changes: keeps_changes.then(Mutex::default),
             suspects: Mutex::default(),
             network: simulation::new_process("network"),
@@ -114,7 +106,7 @@ impl Server {
     }
 
     /// The way of a process to the store. Nothing goes wrong on one that is sheltered.
-    pub(crate) fn open(self: &Arc<Server>, process: &SimProcess, sheltered: bool) -> Arc<SimStore> {
+    pub fn open(self: &Arc<Server>, process: &SimProcess, sheltered: bool) -> Arc<SimStore> {
         Arc::new(SimStore {
             known: Mutex::default(),
             server: self.clone(),
@@ -146,8 +138,7 @@ impl Server {
             suspects.extend(passed_over.into_iter().map(|(at, what)| ((commit.run, at), what)));
             for (at, is_taken) in commit.puts.iter().filter_map(internal::timed_out_at) {
                 if is_taken && let Some(what) = suspects.remove(&(commit.run, at)) {
-                    let promise = Promise::NothingSentIsLost;
-                    lock(&self.violations).push(Violation { promise, what });
+                    lock(&self.passed_over).push(what);
                 }
             }
         }
@@ -199,7 +190,7 @@ impl Server {
 }
 
 /// The store, as one process reaches it.
-pub(crate) struct SimStore {
+pub struct SimStore {
     server: Arc<Server>,
     process: SimProcess,
     sheltered: bool,
