@@ -20,17 +20,12 @@ pub(crate) struct Break {
     what: &'static str,
 }
 
-pub(crate) const ALL: [Break; 26] = [
+pub(crate) const ALL: &[Break] = &[
     new("no-barrier", Sabotage::NoBarrier, "bodies start before what they build on is durable"),
     new(
         "barrier-at-making",
         Sabotage::BarrierAtMaking,
         "a body waits for what was taken when its step was made, not when it starts",
-    ),
-    new(
-        "any-poll",
-        Sabotage::AnyPoll,
-        "an operation resolves in any poll, not only when it is offered",
     ),
     new(
         "always-direct",
@@ -134,7 +129,7 @@ const fn new(name: &'static str, sabotage: Sabotage, what: &'static str) -> Brea
 }
 
 pub(crate) fn by_name(name: &str) -> Result<Break, String> {
-    let found = ALL.into_iter().find(|it| it.name == name);
+    let found = ALL.iter().copied().find(|it| it.name == name);
     found.ok_or_else(|| format!("`{name}` is no break; `--break help` lists them"))
 }
 
