@@ -20,6 +20,7 @@ pub(crate) struct Break {
     what: &'static str,
 }
 
+/// Two need limits to be found, and come with them: `GivePlaceAway` and `LostAbandon`.
 pub(crate) const ALL: &[Break] = &[
     new("no-barrier", Sabotage::NoBarrier, "bodies start before what they build on is durable"),
     new(
@@ -38,11 +39,6 @@ pub(crate) const ALL: &[Break] = &[
         "a finished rollback is forgotten while the run is in memory",
     ),
     new("double-consume", Sabotage::DoubleConsume, "a message that was taken stays in the inbox"),
-    new(
-        "give-place-away",
-        Sabotage::GivePlaceAway,
-        "a run that was paused and resumed gives its places under limits away",
-    ),
     new("no-fence", Sabotage::NoFence, "a runner goes on writing after it has lost its shards"),
     new("no-self-fencing", Sabotage::NoSelfFencing, "a runner does not look at its own clock"),
     new(
@@ -75,11 +71,6 @@ pub(crate) const ALL: &[Break] = &[
         "notify-before",
         Sabotage::NotifyBefore,
         "the committer is notified before there is a write for it",
-    ),
-    new(
-        "lost-abandon",
-        Sabotage::LostAbandon,
-        "what an operation has registered stays when the code goes on without it",
     ),
     new(
         "resend-unknown",
@@ -116,11 +107,6 @@ pub(crate) const ALL: &[Break] = &[
         "release-busy",
         Sabotage::ReleaseBusy,
         "shards are given back while runs of them are in memory",
-    ),
-    new(
-        "claim-lost",
-        Sabotage::ClaimLost,
-        "a run that was claimed under a lease which is over is taken in under the next",
     ),
 ];
 

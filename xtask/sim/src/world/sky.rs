@@ -180,6 +180,7 @@ impl Sky {
 fn weight_of(at: &At<'_>) -> u64 {
     match at.label {
         "made" if at.activity.starts_with("everstep-read") => 40,
+        "made" if at.activity.starts_with("everstep-lease") => 40,
         "lease check" | "poll" | "made" => 8,
         _ => 1,
     }
