@@ -60,6 +60,4 @@ pub enum Sabotage {
     OrphanRuns,
     /// Shards are given back while runs of them are in memory.
     ReleaseBusy,
-    /// A run that was claimed under a lease which is over is taken in under the next one.
-    ClaimLost,
 }

@@ -269,10 +269,10 @@ mod tests {
                 { "ops": [{ "Join": { "branches": [[{ "Sleep": 1 }], [{ "Listen": 2 }]] } }] },
                 { "ops": [] },
             ],
-            "sky": { "kills": 5, "calm_after": { "secs": 30, "nanos": 0 } },
+            "sky": { "kills": 50, "calm_after": { "secs": 30, "nanos": 0 } },
         });
         let breaks = |plan: &Value| {
-            let second = plan.pointer("/programs/1").map(ToString::to_string);
+            let second = plan.pointer("/programs/1/ops").map(ToString::to_string);
             second.is_some_and(|second| second.contains("Listen"))
         };
         let mut best = plan;

@@ -749,10 +749,6 @@ impl Worker {
     fn started(&mut self, new: crate::commit::NewRun, at: Timestamp, epoch: u64) {
         let id = new.id;
         let shard = self.shared.owned.home(id, &new.pool);
-        let epoch = match self.shared.settings.breaks(Sabotage::ClaimLost) {
-            true => self.shared.epoch(),
-            false => epoch,
-        };
         // A shard that was given back or lost since the start was written: its next owner finds
         // the run among those that were in somebody's memory. Two must not have it. The next owner
         // may be this process again.

@@ -10,10 +10,11 @@ use std::{
 };
 
 use everstep::{
-    Engine, EngineBuilder, EngineTools, Sabotage, WorkflowOptions,
+    Client, Engine, EngineBuilder, EngineTools, Sabotage, WorkflowOptions,
     testing::simulation::{self, Server, SimStore, SimThread},
 };
 
+use super::clients::Outside;
 use crate::{
     oracle::{
         Promise,
@@ -205,6 +206,18 @@ impl Engines {
         }
     }
 
+    /// Starts the run of a program in the process of an engine, which claims it.
+    fn start_here(&self, process: &str, client: Client) {
+        let program = simulation::random() as usize % self.plan.programs.len();
+        let outside = Outside {
+            client,
+            name: process.to_owned(),
+            plan: self.plan.clone(),
+            ledger: self.ledger.clone(),
+        };
+        outside.start(program);
+    }
+
     /// Starts the engine, and shuts it down when it is to leave.
     fn host(&self, number: usize, code: &Code, builder: EngineBuilder) {
         let engine = match simulation::block_on(builder.start()) {
@@ -214,6 +227,7 @@ impl Engines {
         note(|| "the engine has started".to_owned());
         lock(&self.tools).push(engine.shared_for_tools());
         _ = code.client.set(engine.client());
+        self.start_here(&code.process, engine.client());
         while !lock(&self.leaving)[number] {
             simulation::sleep(LOOK);
             if let Some(error) = engine.stopped() {

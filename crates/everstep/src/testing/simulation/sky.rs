@@ -75,7 +75,7 @@ impl Sky {
             calm_after,
             kills: rate(rng, 400),
             stalls: rate(rng, 1_500),
-            process_stalls: rate(rng, 400),
+            process_stalls: rate(rng, 2_000),
             jumps: rate(rng, 300),
             stall_max: lease / 2 + rng.up_to(lease * 4),
             latency_max: rng.up_to(Duration::from_millis(latency_ms)),
@@ -159,10 +159,11 @@ impl Sky {
         if is_drawn(self.kills) {
             return Some(Fault::Kill);
         }
-        if is_drawn(self.stalls * weight_of(at.label)) {
+        let weight = weight_of(at);
+        if is_drawn(self.stalls * weight) {
             return Some(Fault::StallActivity(rng.up_to(self.stall_max)));
         }
-        if is_drawn(self.process_stalls) {
+        if is_drawn(self.process_stalls * weight) {
             return Some(Fault::StallProcess {
                 lasts: rng.up_to(self.stall_max),
                 spread: self.stall_max / 2,
@@ -175,11 +176,13 @@ impl Sky {
     }
 }
 
-/// How much more often an activity is stalled at a point than at others: between the look at a lease and
+/// How much more often something is stalled at a point than at others: between the look at a lease and
 /// a body, and between a read of the store and what follows from it, the world may change most.
-fn weight_of(label: &str) -> u64 {
-    match label {
-        "lease check" | "poll" | "made" => 12,
+fn weight_of(at: &At<'_>) -> u64 {
+    match at.label {
+        "made" if at.activity.starts_with("everstep-read") => 40,
+        "made" if at.activity.starts_with("everstep-lease") => 40,
+        "lease check" | "poll" | "made" => 8,
         _ => 1,
     }
 }
