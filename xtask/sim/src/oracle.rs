@@ -4,6 +4,7 @@
 //! some violations at once. The others are found at the end ([`ending`]), when everything is compared:
 //! the ledger, the store, what clients were told, and a cold replay of every run.
 
+pub(crate) mod children;
 pub(crate) mod ending;
 pub(crate) mod events;
 pub(crate) mod ledger;
@@ -55,10 +56,14 @@ pub(crate) enum Promise {
     EventIsNotMissed,
     /// The first value of a deferred counts, for whoever settles it and for whoever waits.
     FirstValueCounts,
+    /// A child runs once.
+    ChildRunsOnce,
+    /// A generation begins with what the one before has come to, and after it.
+    GenerationsFollow,
 }
 
 impl Promise {
-    pub(crate) const ALL: [Promise; 19] = [
+    pub(crate) const ALL: [Promise; 21] = [
         Promise::CompletedStepNeverRunsAgain,
         Promise::SeenIsDurable,
         Promise::NothingSentIsLost,
@@ -78,6 +83,8 @@ impl Promise {
         Promise::EventIsSeenOnce,
         Promise::EventIsNotMissed,
         Promise::FirstValueCounts,
+        Promise::ChildRunsOnce,
+        Promise::GenerationsFollow,
     ];
 }
 
