@@ -8,7 +8,7 @@ use std::{
 
 use everstep::{
     Client, RunStatus, Sabotage,
-    store::{Filter, LetterFilter, RunRow, Store},
+    store::{Filter, LetterFilter, RunRow, Store, Target},
     testing::simulation::{self, Config, Report, Server, SimThread, Trace},
 };
 use everstep_conformance::Change;
@@ -21,7 +21,7 @@ use crate::{
     },
     plan::Plan,
     summary::Summary,
-    work::{key, program::Op},
+    work::program::{Op, Program},
     world::{
         clients::{self, Outside},
         engines::Engines,
@@ -133,13 +133,15 @@ impl Main {
 
     /// Sends the runs that have not ended what they may wait for without end.
     fn feed(&self, outside: &Outside, open: &[RunRow], round: u64) {
-        for (number, program) in self.plan.programs.iter().enumerate() {
-            let key = key(number);
-            let Some(row) = open.iter().find(|row| row.key.as_deref() == Some(&key)) else {
+        for row in open {
+            let stays = self.ledger.book().stays.clone();
+            // One whose code was not called waits for nothing.
+            let Some(stay) = stays.iter().find(|stay| stay.run == row.id) else {
                 continue;
             };
+            let program = stay.order.find(&self.plan.programs);
             let (mut channels, mut events) = (BTreeSet::new(), BTreeSet::new());
-            for op in program.all() {
+            for op in program.map(Program::all).into_iter().flatten() {
                 match op {
                     Op::Listen { channel, .. } => _ = channels.insert(*channel),
                     Op::Event(op) => _ = events.insert((op.event, op.key)),
@@ -151,11 +153,11 @@ impl Main {
                 if self.has_unread(row, channel) {
                     continue;
                 }
-                let message = format!("main:{number}-{channel}-{round}");
-                outside.send(number, channel, &message, true);
+                let message = format!("main:{}-{channel}-{round}", row.id);
+                outside.send_to(&Target::Id(row.id), channel, &message, true);
             }
             for (event, key) in events {
-                let body = format!("main:{number}-{event}-{key:?}-{round}");
+                let body = format!("main:{}-{event}-{key:?}-{round}", row.id);
                 outside.publish(event, key, &body, true);
             }
         }

@@ -4,6 +4,7 @@
 //! some violations at once. The others are found at the end ([`ending`]), when everything is compared:
 //! the ledger, the store, what clients were told, and a cold replay of every run.
 
+pub(crate) mod children;
 pub(crate) mod ending;
 pub(crate) mod events;
 pub(crate) mod ledger;
@@ -57,6 +58,10 @@ pub(crate) enum Promise {
     FirstValueCounts,
     /// A SQLite file and a PostgreSQL schema give the answers of the store in memory.
     StoresAgree,
+    /// A child runs once.
+    ChildRunsOnce,
+    /// A generation begins with what the one before has come to, and after it.
+    GenerationsFollow,
 }
 
 impl Promise {
@@ -81,6 +86,8 @@ impl Promise {
         Promise::EventIsNotMissed,
         Promise::FirstValueCounts,
         Promise::StoresAgree,
+        Promise::ChildRunsOnce,
+        Promise::GenerationsFollow,
     ];
 }
 

@@ -11,12 +11,35 @@ pub(crate) mod perform;
 pub(crate) mod program;
 
 use everstep::Workflow;
+use program::Program;
 use serde::{Deserialize, Serialize};
 
 /// What a run is started with: which program it performs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Order {
     pub(crate) program: usize,
+    /// The operation of that program whose child performs its part of it; 0 if it is all of it.
+    pub(crate) child: u32,
+    /// A number that depends on the place at which a child was started.
+    pub(crate) origin: u64,
+    /// What the generations before have come to.
+    pub(crate) carry: u64,
+}
+
+impl Order {
+    /// To perform all of a program.
+    pub(crate) fn new(program: usize) -> Order {
+        Order { program, child: 0, origin: 0, carry: 0 }
+    }
+
+    /// What is performed.
+    pub(crate) fn find(self, programs: &[Program]) -> Option<&Program> {
+        let program = programs.get(self.program)?;
+        match self.child {
+            0 => Some(program),
+            child => program.child(child),
+        }
+    }
 }
 
 /// The workflow that performs programs. Its second version accepts runs of the first.

@@ -737,6 +737,11 @@ impl Run {
             // What is in memory does not follow what is stored.
             Refusal::Gap { .. } => return Next::Reload,
             Refusal::InboxMoved(rows) => {
+                // An answer came and was taken back with its wait, before the owner had read it: its
+                // number is used up, and nothing is there to be seen. What comes has a higher one.
+                if let (Some(seen), true) = (commit.inbox_seq, rows.is_empty()) {
+                    self.core.state.borrow_mut().inbox.set_seen(seen + 1);
+                }
                 self.take_back(commit);
                 self.keep_registered(&sent.timeouts);
                 {

@@ -20,7 +20,7 @@ use everstep::{
 
 use super::{
     Promise, Violation,
-    ledger::{Got, Ledger, Taken, Told, digest},
+    ledger::{Got, Ledger, Stay, Taken, Told, digest},
     past,
 };
 use crate::{
@@ -62,16 +62,17 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         ledger.violate(Promise::SimulationGoesOn, failure.clone());
     }
     if let Some(ending) = &left.ending {
-        let finals = finals(plan, ledger, ending);
-        let pasts = pasts(ledger, ending, &finals);
+        let (finals, carries) = finals(plan, ledger, ending);
+        let pasts = pasts(ledger, ending, &finals, &carries);
         let data = &left.server.data;
-        let judgement = Judgement { plan, ledger, ending, data, finals, pasts };
+        let judgement = Judgement { plan, ledger, ending, data, finals, carries, pasts };
         judgement.check_seen();
         judgement.check_values();
         judgement.check_told();
         judgement.check_messages();
         judgement.check_events();
         judgement.check_deferreds();
+        judgement.check_children();
     }
     let mut violations = std::mem::take(&mut ledger.book().violations);
     let passed_over = left.server.passed_over.lock();
@@ -85,8 +86,11 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
 /// What the code of each run takes in a cold replay, in order.
 type Finals = BTreeMap<RunId, Vec<Taken>>;
 
-fn finals(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Finals {
-    let mut finals = Finals::new();
+/// What the last generation of each run has begun with.
+type Carries = BTreeMap<RunId, u64>;
+
+fn finals(plan: &Plan, ledger: &Ledger, ending: &Ending) -> (Finals, Carries) {
+    let (mut finals, mut carries) = (Finals::new(), Carries::new());
     for run in &ending.runs {
         let cold = Ledger::new(None);
         let code = Arc::new(Code {
@@ -105,26 +109,51 @@ fn finals(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Finals {
         let stays = cold.book().stays.clone();
         let taken = stays.last().map(|stay| stay.all_taken());
         finals.insert(run.row.id, taken.unwrap_or_default());
+        let before = (run.row.id, run.row.generation.saturating_sub(1));
+        let carry = match stays.last() {
+            Some(stay) => Some(stay.order.carry),
+            // The code of this generation was not called.
+            None => ledger.book().continued.get(&before).and_then(|all| all.first().copied()),
+        };
+        carries.insert(run.row.id, carry.unwrap_or_default());
     }
-    finals
+    (finals, carries)
 }
 
 /// What the code of each run has taken, and in which generation.
 type Pasts = BTreeMap<RunId, Vec<(u32, Taken)>>;
 
 /// What the code of each run has taken for good, also where a replay jumps over it.
-fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals) -> Pasts {
+fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals, carries: &Carries) -> Pasts {
     let mut pasts = Pasts::new();
+    let all = ledger.book().stays.clone();
     for run in &ending.runs {
-        let (id, generation) = (run.row.id, run.row.generation);
-        let stays = ledger.book().stays.clone();
-        let stays = stays.iter().filter(|it| (it.run, it.generation) == (id, generation));
-        let stays: Vec<_> = stays.map(|stay| stay.all_taken()).collect();
-        let past = past::whole(&finals[&id], &stays).unwrap_or_else(|what| {
-            ledger.violate(Promise::ReplayIsExact, format!("run {id}: {what}"));
-            finals[&id].clone()
-        });
-        pasts.insert(id, past.into_iter().map(|taken| (generation, taken)).collect());
+        let id = run.row.id;
+        let (mut last, mut carry) = (finals[&id].clone(), carries[&id]);
+        let mut past = Vec::new();
+        // From the last generation back: the one before is that which has come to the carry of this one.
+        for generation in (1..=run.row.generation).rev() {
+            let stays = |generation| {
+                let stays = all.iter();
+                stays.filter(move |it| (it.run, it.generation) == (id, generation))
+            };
+            let taken: Vec<_> = stays(generation).map(|stay| stay.all_taken()).collect();
+            let whole = past::whole(&last, &taken).unwrap_or_else(|what| {
+                ledger.violate(Promise::ReplayIsExact, format!("run {id}: {what}"));
+                last.clone()
+            });
+            past.extend(whole.into_iter().map(|taken| (generation, taken)));
+            let has_come_to_it =
+                |stay: &&Arc<Stay>| digest(stay.order.carry, &stay.all_taken()) == carry;
+            if let Some(before) = stays(generation - 1).find(has_come_to_it) {
+                (last, carry) = (before.all_taken(), before.order.carry);
+            } else if generation > 1 {
+                let what = format!("no stay of run {id} has come to generation {generation}");
+                ledger.violate(Promise::GenerationsFollow, what);
+                break;
+            }
+        }
+        pasts.insert(id, past);
     }
     pasts
 }
@@ -135,6 +164,7 @@ pub(super) struct Judgement<'a> {
     ending: &'a Ending,
     pub(super) data: &'a MemoryStore,
     finals: Finals,
+    carries: Carries,
     /// The finals, and what replays jump over.
     pub(super) pasts: Pasts,
 }
@@ -144,7 +174,19 @@ impl Judgement<'_> {
         self.ledger.violate(promise, what);
     }
 
-    fn row(&self, run: RunId) -> Option<&RunRow> {
+    /// What a run has come to.
+    pub(super) fn digest_of(&self, run: RunId) -> u64 {
+        let (carry, last) = (self.carries.get(&run), self.finals.get(&run));
+        digest(carry.copied().unwrap_or_default(), last.map_or(&[], Vec::as_slice))
+    }
+
+    /// The run with this key.
+    pub(super) fn row_of_key(&self, key: &str) -> Option<RunId> {
+        let mut runs = self.ending.runs.iter();
+        runs.find(|it| it.row.key.as_deref() == Some(key)).map(|it| it.row.id)
+    }
+
+    pub(super) fn row(&self, run: RunId) -> Option<&RunRow> {
         let mut runs = self.ending.runs.iter();
         runs.find(|it| it.row.id == run).map(|it| &it.row)
     }
@@ -216,14 +258,14 @@ impl Judgement<'_> {
             };
             let is_true = row.status == told.status()
                 && match told {
-                    Told::Completed(value) => value == digest(&self.finals[&run]),
+                    Told::Completed(value) => value == self.digest_of(run),
                     Told::Failed | Told::Cancelled => true,
                 };
             if !is_true {
                 let what = format!(
                     "run {run} was said to have ended with {told:?}, and is {:?}, with {}{}",
                     row.status,
-                    digest(&self.finals[&run]),
+                    self.digest_of(run),
                     self.where_it_differs(run, &told)
                 );
                 self.violate(Promise::ToldStaysTrue, what);
@@ -253,9 +295,11 @@ impl Judgement<'_> {
     /// Where the stay that gave a result has taken something else than a replay does.
     fn where_it_differs(&self, run: RunId, told: &Told) -> String {
         let stays = self.ledger.book().stays.clone();
-        let gave = |taken: &Vec<Taken>| Told::Completed(digest(taken)) == *told;
-        let stays = stays.iter().filter(|stay| stay.run == run);
-        let Some(stay) = stays.map(|stay| stay.all_taken()).find(gave) else {
+        let gave = |stay: &&Arc<Stay>| {
+            Told::Completed(digest(stay.order.carry, &stay.all_taken())) == *told
+        };
+        let mut stays = stays.iter().filter(|stay| stay.run == run);
+        let Some(stay) = stays.find(gave).map(|stay| stay.all_taken()) else {
             return "; no stay has given that".to_owned();
         };
         let iterations = past::last_iterations(&self.finals[&run]);
@@ -272,7 +316,7 @@ impl Judgement<'_> {
         let book = self.ledger.book();
         for sending in &book.sendings {
             if sending.is_delivered == Some(true) {
-                deliveries.push((key(sending.to), sending.message.clone()));
+                deliveries.push((sending.to.clone(), sending.message.clone()));
             }
         }
         drop(book);

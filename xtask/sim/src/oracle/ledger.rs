@@ -6,7 +6,7 @@
 //! later stay of its run has started one.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -14,12 +14,17 @@ use std::{
 };
 
 use everstep::{
-    RunId, RunStatus,
+    Ctx, RunId, RunStatus,
     store::{MemoryStore, Store, Target},
     testing::{internal, simulation},
 };
 
-use super::{Promise, Violation, events::News};
+use super::{
+    Promise, Violation,
+    children::{ChildEnd, Ending},
+    events::News,
+};
+use crate::work::Order;
 
 /// What code has taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +45,10 @@ pub(crate) enum Got {
     Published { event: usize, key: Option<u32>, body: String },
     /// What became of a deferred, or nothing yet.
     Verdict(Option<Result<String, String>>),
+    /// What became of a child.
+    Child(ChildEnd),
+    /// The end of the run of a program.
+    Ended(usize, Ending),
     /// Which of several parts has won.
     Won(usize),
     /// The state that a loop has come to.
@@ -78,6 +87,7 @@ pub(crate) struct Stay {
     pub(crate) run: RunId,
     pub(crate) generation: u32,
     pub(crate) attempt: u32,
+    pub(crate) order: Order,
     pub(crate) process: String,
     taken: Mutex<Vec<Taken>>,
     /// How much of that was kept for certain, since a firm body has started on it.
@@ -108,11 +118,11 @@ pub(crate) fn fold(before: u64, taken: &Taken) -> u64 {
     internal::hash(before, format!("{taken:?}").as_bytes())
 }
 
-/// A number that depends on all of these, in order, but for what was taken inside of loops: only the state
+/// A number that depends on this one and on all of these, in order, but for what was taken inside of loops: only the state
 /// in the end counts of those, since a replay jumps over iterations.
-pub(crate) fn digest(taken: &[Taken]) -> u64 {
+pub(crate) fn digest(carry: u64, taken: &[Taken]) -> u64 {
     let outside = taken.iter().filter(|taken| taken.iterations().next().is_none());
-    outside.fold(0, fold)
+    outside.fold(carry, fold)
 }
 
 /// A step of a generation of a run.
@@ -121,6 +131,13 @@ pub(crate) struct Place {
     pub(crate) run: RunId,
     pub(crate) generation: u32,
     pub(crate) at: String,
+}
+
+impl Place {
+    /// A number that depends on it.
+    pub(crate) fn number(&self) -> u64 {
+        internal::hash(0, format!("{self:?}").as_bytes())
+    }
 }
 
 impl std::fmt::Display for Place {
@@ -136,7 +153,7 @@ impl std::fmt::Display for Place {
 /// A message that a client has sent, and what it was told.
 #[derive(Clone, Debug)]
 pub(crate) struct Sending {
-    pub(crate) to: usize,
+    pub(crate) to: String,
     pub(crate) message: String,
     /// It is in an inbox for certain; `None` if the client was not told.
     pub(crate) is_delivered: Option<bool>,
@@ -154,6 +171,8 @@ pub(crate) struct Book {
     attempts: BTreeMap<(Place, u32), u32>,
     pub(crate) bodies: u64,
     pub(crate) sendings: Vec<Sending>,
+    /// What the generations of runs have come to, those that have begun the next one.
+    pub(crate) continued: BTreeMap<(RunId, u32), BTreeSet<u64>>,
     /// Events and deferreds.
     pub(crate) news: News,
     /// What clients were told the end of a run to be.
@@ -216,24 +235,26 @@ impl Ledger {
         self.book().violations.push(Violation { promise, what });
     }
 
-    pub(crate) fn stay_begins(
-        &self,
-        run: RunId,
-        generation: u32,
-        attempt: u32,
-        process: &str,
-    ) -> Arc<Stay> {
+    /// Whether this is the ledger of a life, not of a replay.
+    pub(super) fn is_live(&self) -> bool {
+        self.data.is_some()
+    }
+
+    pub(crate) fn stay_begins(&self, ctx: &Ctx, order: Order, process: &str) -> Arc<Stay> {
         let mut book = self.book();
         let stay = Arc::new(Stay {
             index: book.stays.len(),
-            run,
-            generation,
-            attempt,
+            run: ctx.run_id(),
+            generation: ctx.generation(),
+            attempt: ctx.run_attempt(),
+            order,
             process: process.to_owned(),
             taken: Mutex::default(),
             kept: AtomicUsize::new(0),
         });
         book.stays.push(stay.clone());
+        drop(book);
+        self.check_generation(&stay);
         stay
     }
 
@@ -253,6 +274,7 @@ impl Ledger {
         }
         self.check_not_completed(stay, place);
         self.check_not_moved_on(stay, place, "starts");
+        self.check_still_current(stay, place);
         if firm {
             self.check_attempt(stay, place, attempt);
         }

@@ -6,11 +6,11 @@ use everstep::testing::simulation::Rng;
 
 use super::{
     events::{EVENTS, KEYS},
-    program::{Body, DeferredOp, End, EventOp, How, Op, Program, Settler, StepOp},
+    program::{Body, Care, ChildOp, DeferredOp, End, EventOp, How, Op, Program, Settler, StepOp},
 };
 
 /// The kinds of operations, each with how often it is drawn against the others.
-const KINDS: [(Kind, u64); 15] = [
+const KINDS: [(Kind, u64); 17] = [
     (Kind::Step, 10),
     (Kind::Sleep, 4),
     (Kind::Listen, 3),
@@ -18,6 +18,8 @@ const KINDS: [(Kind, u64); 15] = [
     (Kind::Event, 3),
     (Kind::Publish, 3),
     (Kind::Deferred, 3),
+    (Kind::Child, 3),
+    (Kind::Finished, 1),
     (Kind::Join, 3),
     (Kind::PlainJoin, 2),
     (Kind::Unordered, 2),
@@ -37,6 +39,8 @@ enum Kind {
     Event,
     Publish,
     Deferred,
+    Child,
+    Finished,
     Join,
     PlainJoin,
     Unordered,
@@ -51,7 +55,7 @@ impl Kind {
     fn has_parts(self) -> bool {
         match self {
             Kind::Step | Kind::Sleep | Kind::Listen | Kind::Send => false,
-            Kind::Event | Kind::Publish | Kind::Deferred => false,
+            Kind::Event | Kind::Publish | Kind::Deferred | Kind::Child | Kind::Finished => false,
             Kind::Join | Kind::PlainJoin | Kind::Unordered | Kind::Select => true,
             Kind::Map | Kind::Race | Kind::Attempt | Kind::Repeat => true,
         }
@@ -76,6 +80,8 @@ pub(crate) struct Draw<'a> {
     programs: usize,
     lease: Duration,
     next_id: u32,
+    /// Which program is drawn.
+    number: usize,
 }
 
 impl<'a> Draw<'a> {
@@ -84,23 +90,25 @@ impl<'a> Draw<'a> {
         kinds.retain(|(kind, _)| match kind {
             Kind::Step => true,
             kind if kind.has_parts() => rng.below(2) > 0,
-            Kind::Event | Kind::Publish | Kind::Deferred => rng.below(2) > 0,
+            Kind::Event | Kind::Publish | Kind::Deferred | Kind::Child | Kind::Finished => {
+                rng.below(2) > 0
+            }
             _ => rng.below(4) > 0,
         });
-        Draw { rng, kinds, programs, lease, next_id: 0 }
+        Draw { rng, kinds, programs, lease, next_id: 0, number: 0 }
     }
 
     pub(crate) fn program(&mut self) -> Program {
         self.next_id = 0;
         let length = 1 + self.rng.below(6) as usize;
-        Program {
+        let program = Program {
             version: 1 + self.rng.below(2) as u32,
             ops: self.ops(length, 0),
-            end: match self.rng.below(8) {
-                0 => End::Fails,
-                _ => End::Completes,
-            },
-        }
+            end: self.end(),
+            generations: self.generations(),
+        };
+        self.number += 1;
+        program
     }
 
     fn ops(&mut self, length: usize, depth: usize) -> Vec<Op> {
@@ -140,6 +148,15 @@ impl<'a> Draw<'a> {
                 key: self.event_key(),
             },
             Kind::Deferred => self.deferred(id),
+            Kind::Child if depth >= DEPTH_MAX || id > OPS_MAX => self.step(id),
+            Kind::Child => self.child(id, depth),
+            // Of a later one, so that no two wait for each other.
+            Kind::Finished if self.number + 1 >= self.programs => self.step(id),
+            Kind::Finished => {
+                let later = (self.programs - self.number - 1) as u64;
+                let of = self.number + 1 + self.rng.below(later) as usize;
+                Op::Finished { id, of, timeout: self.timeout() }
+            }
             Kind::Join => self.parts(id, How::Join, depth),
             Kind::PlainJoin => self.parts(id, How::PlainJoin, depth),
             Kind::Unordered => self.parts(id, How::Unordered, depth),
@@ -200,6 +217,36 @@ impl<'a> Draw<'a> {
             timeouts: (0..self.rng.below(3)).map(|_| self.limit()).collect(),
             waits: self.rng.below(2) == 0,
         })
+    }
+
+    fn child(&mut self, id: u32, depth: usize) -> Op {
+        let care = match self.rng.below(3) {
+            0 => Care::Awaited,
+            1 => Care::Detached,
+            _ => Care::GivenUp(self.limit()),
+        };
+        let length = 1 + self.rng.below(3) as usize;
+        let program = Program {
+            version: 1 + self.rng.below(2) as u32,
+            ops: self.ops(length, depth + 1),
+            end: self.end(),
+            generations: self.generations(),
+        };
+        Op::Child(ChildOp { id, program, care, leave: self.rng.below(3) == 0 })
+    }
+
+    fn end(&mut self) -> End {
+        match self.rng.below(8) {
+            0 => End::Fails,
+            _ => End::Completes,
+        }
+    }
+
+    fn generations(&mut self) -> u32 {
+        match self.rng.below(5) {
+            0 => 2 + self.rng.below(2) as u32,
+            _ => 1,
+        }
     }
 
     fn channel(&mut self) -> u32 {

@@ -1,5 +1,6 @@
 //! The workflow that performs programs.
 
+mod children;
 mod events;
 mod parts;
 
@@ -32,12 +33,15 @@ pub(crate) struct Code {
 
 /// Performs a program; gives a number that depends on everything that it has seen, in order.
 pub(crate) async fn perform(code: Arc<Code>, ctx: Ctx, order: Order) -> Result<u64> {
-    let program = code.programs.get(order.program);
+    let program = order.find(&code.programs);
     let program = program.ok_or_else(|| Error::fatal("there is no such program"))?;
-    let stay =
-        code.ledger.stay_begins(ctx.run_id(), ctx.generation(), ctx.run_attempt(), &code.process);
-    let stage = Stage { code: &code, order, stay, ctx, at: String::new(), fold: Rc::default() };
+    let stay = code.ledger.stay_begins(&ctx, order, &code.process);
+    let fold = Rc::new(Cell::new(order.carry));
+    let stage = Stage { code: &code, order, stay, ctx, at: String::new(), fold };
     stage.ops(&program.ops).await?;
+    if stage.ctx.generation() < program.generations {
+        return stage.goes_on_as_another().await;
+    }
     match program.end {
         End::Completes => Ok(stage.fold.get()),
         End::Fails => Err(Error::fatal("as its program says")),
@@ -125,6 +129,8 @@ impl<'a> Stage<'a> {
             Op::Event(op) => self.event(op).await,
             Op::Publish { id, event, key } => self.publish(*id, *event, *key).await,
             Op::Deferred(op) => self.deferred(op).await,
+            Op::Child(op) => self.child(op).await,
+            Op::Finished { id, of, timeout } => self.finished(*id, *of, *timeout).await,
             Op::Parts { id, how, parts } => {
                 let name = format!("{}-{id}", how.name());
                 self.parts(&name, *how, parts).await

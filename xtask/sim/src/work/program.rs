@@ -11,6 +11,8 @@ pub(crate) struct Program {
     pub(crate) version: u32,
     pub(crate) ops: Vec<Op>,
     pub(crate) end: End,
+    /// How many generations perform it, one after another.
+    pub(crate) generations: u32,
 }
 
 /// How a program ends by itself.
@@ -50,12 +52,41 @@ pub(crate) enum Op {
     },
     /// Makes a promise that is kept or broken from outside.
     Deferred(DeferredOp),
+    /// Starts a child.
+    Child(ChildOp),
+    /// Waits for the end of the run of another program.
+    Finished {
+        id: u32,
+        of: usize,
+        timeout: Option<Duration>,
+    },
     /// Performs parts.
     Parts {
         id: u32,
         how: How,
         parts: Vec<Vec<Op>>,
     },
+}
+
+/// A child, and what it performs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ChildOp {
+    pub(crate) id: u32,
+    pub(crate) program: Program,
+    pub(crate) care: Care,
+    /// It goes on when its parent gives it up.
+    pub(crate) leave: bool,
+}
+
+/// What a parent does about its child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Care {
+    /// It waits for its end.
+    Awaited,
+    /// It only starts it.
+    Detached,
+    /// It gives it up after so long.
+    GivenUp(Duration),
 }
 
 /// A wait for an event.
@@ -199,9 +230,19 @@ impl Program {
         all
     }
 
+    /// The program of the child that this operation starts, however deep.
+    pub(crate) fn child(&self, id: u32) -> Option<&Program> {
+        self.all().into_iter().find_map(|op| match op {
+            Op::Child(child) if child.id == id => Some(&child.program),
+            Op::Child(child) => child.program.child(id),
+            _ => None,
+        })
+    }
+
     /// How long it can take by itself, if no process fails.
     pub(crate) fn lasts_at_most(&self) -> Duration {
-        self.ops.iter().map(Op::lasts_at_most).sum()
+        let once: Duration = self.ops.iter().map(Op::lasts_at_most).sum();
+        once * self.generations
     }
 }
 
@@ -229,6 +270,8 @@ impl Op {
             Op::Listen { timeout, .. } => timeout.unwrap_or(FEEDING),
             Op::Event(event) => event.timeout.unwrap_or(FEEDING),
             Op::Deferred(deferred) => deferred.timeouts.iter().sum::<Duration>() + FEEDING,
+            Op::Child(child) => child.program.lasts_at_most(),
+            Op::Finished { timeout, .. } => timeout.unwrap_or_default(),
             Op::Send { .. } | Op::Publish { .. } => Duration::ZERO,
             Op::Parts { how, parts, .. } => {
                 let once: Duration = parts.iter().flatten().map(Op::lasts_at_most).sum();
@@ -240,7 +283,8 @@ impl Op {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "version {} {{", self.version)?;
+        let (version, generations) = (self.version, self.generations);
+        writeln!(f, "version {version}, {generations} generations {{")?;
         print(f, &self.ops, 1)?;
         writeln!(f, "    {:?}", self.end)?;
         writeln!(f, "}}")
@@ -283,6 +327,12 @@ impl fmt::Display for Op {
                     "deferred-{id} {verb} by {settler:?}, {looks} looks, waits {timeouts:?}"
                 )?;
                 write!(f, "{}", if *waits { " and to the end" } else { "" })
+            }
+            Op::Child(ChildOp { id, program, care, leave }) => {
+                write!(f, "child-{id} {care:?}, leave: {leave}, {program}")
+            }
+            Op::Finished { id, of, timeout } => {
+                write!(f, "finished-{id} of program {of} for {timeout:?}")
             }
             Op::Parts { id, how, .. } => write!(f, "{}-{id} {how:?}", how.name()),
         }

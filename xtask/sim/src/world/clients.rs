@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use everstep::{
-    Client, ClientError, RunError, RunHandle, Sent, Token,
+    Client, ClientError, RunError, RunHandle, Sent, Target, Token,
     testing::simulation::{self, Server},
 };
 
@@ -66,7 +66,7 @@ impl Outside {
     /// Starts the run of a program, or finds it.
     pub(crate) fn start(&self, program: usize) -> Option<RunHandle<u64>> {
         let version = self.plan.programs[program].version;
-        let start = self.client.start(PERFORM.version(version), Order { program });
+        let start = self.client.start(PERFORM.version(version), Order::new(program));
         match simulation::block_on(start.key(key(program))) {
             Ok(run) => {
                 self.found(program, &run);
@@ -90,15 +90,20 @@ impl Outside {
         }
     }
 
-    pub(crate) fn send(&self, to: usize, channel: u32, message: &str, dedupe: bool) {
-        let (target, name) = (key(to), format!("channel-{channel}"));
+    fn send(&self, to: usize, channel: u32, message: &str, dedupe: bool) {
+        let target = Target::Key { workflow: "perform".to_owned(), key: key(to) };
+        self.send_to(&target, channel, message, dedupe);
+    }
+
+    pub(crate) fn send_to(&self, target: &Target, channel: u32, message: &str, dedupe: bool) {
+        let (to, name) = (format!("{target:?}"), format!("channel-{channel}"));
         let index = {
             let mut book = self.ledger.book();
             book.sendings.push(Sending { to, message: message.to_owned(), is_delivered: None });
             book.sendings.len() - 1
         };
         for _ in 0..if dedupe { 5 } else { 1 } {
-            let mut send = self.client.send(("perform", target.as_str()), &name, &message);
+            let mut send = self.client.send(target.clone(), &name, &message);
             if dedupe {
                 send = send.dedupe(message);
             }

@@ -9,7 +9,7 @@ use super::{
     sabotage::{self, Sabotage},
 };
 use crate::{
-    commit::Patch,
+    commit::{Patch, RunStatus, Write},
     ctx::{Ctx, composite::branch, step::Step},
     event::Event,
     store::Store,
@@ -267,6 +267,32 @@ fn a_wait_whose_message_another_takes_at_its_deadline_runs_out() {
     owner.settle();
     owner.finish_all();
     assert_eq!(owner.output::<String>(), "now, None");
+}
+
+/// Another process answered a wait of the run, and before its owner had read the answer it gave the wait
+/// up, which took the answer back. The row of the run said that something had come, nothing was there to
+/// be read, and the commit that parks the run was refused for ever.
+#[test]
+fn an_answer_that_is_taken_back_unread_does_not_hold_the_run_up() {
+    const NEWS: Event<u64> = Event::new("news");
+    let mut owner = Owner::start(workflow(|ctx: Ctx| async move {
+        let arms = (ctx.event(NEWS), work(&ctx, "a"));
+        ctx.race("race", arms).await?;
+        ctx.listen::<String>("go").await
+    }));
+    owner.settle();
+    let body = crate::codec::payload::to_vec(&7_u64).expect("a number");
+    let publication = NEWS.rules.publication(NEWS.name(), body, &owner.env.settings);
+    owner.write(Write::Publish(Box::new(publication)));
+    hands::let_go(hands::held()[0].0);
+    for _ in 0..10 {
+        owner.drive();
+        owner.ack();
+    }
+    assert!(!owner.in_flight());
+    assert_eq!(owner.row().status, RunStatus::Sleeping);
+    owner.send("go", "now");
+    assert_eq!(owner.output::<String>(), "now");
 }
 
 #[test]
