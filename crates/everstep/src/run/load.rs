@@ -372,7 +372,9 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
     }
     order.sort();
     st.replay = VecDeque::from(order);
-    st.quiet_effects = resumed;
+    // A run that was paused in its first body has the result, and nothing of what its code did before.
+    // Without a number nothing else was set since, so it can be set again.
+    st.quiet_effects = highest > 0;
     if stage == Stage::Collecting {
         st.mode = Mode::Collect;
     } else if resumed {

@@ -620,6 +620,44 @@ async fn what_was_emitted_before_a_pause_is_not_lost() {
     engine.shutdown().await;
 }
 
+/// The same with a value and a tag that the code sets before its first body: the replay did not set them
+/// again, and no commit had held them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_set_before_a_pause_in_the_first_body_is_not_lost() {
+    let (begun, gate) = (Gate::closed(), Gate::closed());
+    let gates = (begun.clone(), gate.clone());
+    let engine = Engine::on(testing::store()).clock(VirtualClock::new());
+    let engine = engine.register_fn(RUN, move |ctx: Ctx, _: u32| {
+        let (begun, gate) = gates.clone();
+        async move {
+            ctx.set_state("phase", "begun")?;
+            ctx.set_tag("phase", "begun")?;
+            ctx.step("wait", async || {
+                begun.open();
+                gate.pass().await;
+                Ok(())
+            })
+            .await?;
+            Ok(json!(null))
+        }
+    });
+    let engine = engine.start().await.unwrap();
+    let run = engine.client().start(RUN, 0).await.unwrap();
+    begun.pass().await;
+    run.pause().await.unwrap();
+    gate.open();
+    until("the result of the body to be recorded", async || {
+        (!run.history().await.unwrap().is_empty()).then_some(())
+    })
+    .await;
+    run.resume().await.unwrap();
+    run.result().await.unwrap();
+    assert_eq!(run.state::<String>("phase").await.unwrap().as_deref(), Some("begun"));
+    let info = run.info().await.unwrap();
+    assert_eq!(info.tags, [("phase".to_owned(), "begun".to_owned())]);
+    engine.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn emitted_items_survive_a_power_cut_at_any_point() {
     let test = CrashTest::new(RUN, 2).of(&["emit", "step emit"]).engine(|builder| {
