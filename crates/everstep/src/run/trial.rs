@@ -112,9 +112,9 @@ impl Run {
 ///
 /// The rollbacks at its end are nothing that its code has taken. Those that a race has made of its
 /// losers come before, and stay. A run that has completed has no others. Of one that has not, those
-/// stay that come before something else that the code has taken, or before the number that its failure
-/// was recorded with; after that nothing depends on them. What an earlier attempt
-/// of the run has set aside has numbers of its own, and is not looked at.
+/// stay that come before something else that the code has taken or made, or before the number that its
+/// failure was recorded with; after that nothing depends on them. What an earlier attempt of the run has
+/// set aside has numbers of its own, and is not looked at.
 fn forget_end(loaded: &mut LoadedRun) {
     let has_completed = loaded.row.status == RunStatus::Completed;
     (loaded.row.status, loaded.row.ending) = (RunStatus::Running, None);
@@ -124,7 +124,10 @@ fn forget_end(loaded: &mut LoadedRun) {
     let failure = loaded.history.iter().find(|put| put.key == origins);
     let taken = failure.and_then(|put| decode_origins(&put.value)).map_or(0, |it| it.taken);
     let forward = loaded.history.iter().filter(|put| put.key.starts_with(keys::HISTORY));
-    let last = forward.filter_map(number).max().unwrap_or(0).max(taken);
+    let entries = forward.filter_map(|put| decode_entry(&put.value).ok());
+    // What was made after a completion shows that the code has taken that one.
+    let reached = entries.map(|entry| entry.number.unwrap_or(0).max(entry.born));
+    let last = reached.max().unwrap_or(0).max(taken);
     let stays = |put: &Put| has_completed || number(put).is_some_and(|n| n <= last);
     loaded.history.retain(|put| put.key != origins && (!is_rollback(put) || stays(put)));
 }

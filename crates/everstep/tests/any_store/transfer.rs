@@ -179,6 +179,36 @@ async fn a_run_that_failed_and_was_rolled_back_twice_is_replayed_up_to_its_last_
     engine.shutdown().await;
 }
 
+/// A run that was cancelled has no failure with the number of its end, so the rollback of a loser was taken
+/// for one at its end, too, and what the code had made behind the race for something it does not make.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_was_cancelled_behind_the_rollback_of_a_loser_is_replayed_up_to_its_wait() {
+    const WAITS: Workflow<(), ()> = Workflow::new("waits");
+    let code = |ctx: Ctx, ()| async move {
+        let loser = async |ctx: Ctx| {
+            ctx.step("book", async || Ok(())).rollback(async |_, ()| Ok(())).await?;
+            ctx.sleep("late", hours(1)).await?;
+            Ok(())
+        };
+        let winner = async |ctx: Ctx| {
+            ctx.sleep("soon", minutes(1)).await?;
+            Ok(())
+        };
+        ctx.race("race", [branch("loser", loser), branch("winner", winner)]).await?;
+        ctx.listen::<()>("end").await
+    };
+    let engine = testing::engine().register_fn(WAITS, code).start().await.unwrap();
+    let run = engine.client().start(WAITS, ()).await.unwrap();
+    until_sleeping(&run, "message for `end`").await;
+    assert!(run.cancel().await.unwrap());
+    until_status(&run, RunStatus::Cancelled).await;
+    let file = run.export().await.unwrap();
+    let replayed = testing::replay(file).against_fn(WAITS, code).unwrap();
+    assert_eq!((replayed.completions, replayed.ended), (3, false));
+    assert_eq!(replayed.open, ["end"]);
+    engine.shutdown().await;
+}
+
 #[test]
 fn a_replay_against_another_workflow_or_version_is_refused() {
     const OTHER: Workflow<String, String> = Workflow::new("other");
