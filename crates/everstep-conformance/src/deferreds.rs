@@ -253,7 +253,7 @@ fn a_deadline_is_refused_when_a_value_has_come(world: &World) {
     world.accept(doing(id, wait("gate")));
     world.resolve(value(id, "yes"));
     let timeout = Commit { inbox_seq: Some(0), ..doing(id, abandon("gate")) };
-    let Refusal::InboxMoved(rows) = world.refuse(timeout) else {
+    let Refusal::InboxMoved { rows, .. } = world.refuse(timeout) else {
         panic!("the answer was not seen");
     };
     assert_eq!(rows[0].wait.as_deref(), Some(&b"gate"[..]));

@@ -465,7 +465,7 @@ fn an_event_refuses_parking(world: &World) {
     let id = world.waiting();
     world.publish(publication(1));
     let refusal = world.refuse(Commit { inbox_seq: Some(0), patch: park(None), ..commit(id) });
-    let Refusal::InboxMoved(rows) = refusal else {
+    let Refusal::InboxMoved { rows, .. } = refusal else {
         panic!("{refusal:?}");
     };
     assert_eq!(rows[0].wait.as_deref(), Some(&b"w"[..]));

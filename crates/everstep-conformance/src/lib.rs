@@ -934,6 +934,7 @@ const CHECKS: &[(&str, Check)] = checks![
     running_keeps_the_due_time_if_a_message_was_not_seen,
     delivery_after_parking_makes_the_run_due,
     delivery_before_parking_refuses_it_with_the_messages,
+    a_refusal_says_how_far_an_inbox_without_rows_goes,
     delivery_and_parking_in_one_batch_make_the_run_due,
     deliveries_of_one_batch_get_consecutive_places,
     a_delivery_to_a_run_started_in_the_same_batch_arrives,
@@ -1776,14 +1777,26 @@ fn delivery_before_parking_refuses_it_with_the_messages(world: &World) {
     }
     let before = world.row(id);
     let parking = Commit { inbox_seq: Some(1), patch: park(None), ..commit(id) };
-    let Refusal::InboxMoved(unseen) = world.refuse(parking) else { panic!("parked") };
-    let unseen = unseen.into_iter().map(|row| (row.seq, row.body)).collect::<Vec<_>>();
+    let Refusal::InboxMoved { rows, seq } = world.refuse(parking) else { panic!("parked") };
+    assert_eq!(seq, 3);
+    let unseen = rows.into_iter().map(|row| (row.seq, row.body)).collect::<Vec<_>>();
     assert_eq!(unseen, [(2, b"two".to_vec()), (3, b"three".to_vec())]);
     assert_eq!(world.row(id), before);
     let seen = Commit { inbox_seq: Some(3), patch: park(Some(at(70))), ..commit(id) };
     world.accept(seen);
     let row = world.row(id);
     assert_eq!((row.status, row.available_at), (RunStatus::Sleeping, Some(at(70))));
+}
+
+/// Its owner has not heard of a message that is gone: it must be told how far the inbox goes.
+fn a_refusal_says_how_far_an_inbox_without_rows_goes(world: &World) {
+    let id = world.running();
+    world.deliver(message(id));
+    world.accept(Commit { consumed: vec![1], ..commit(id) });
+    let parking = |seq| Commit { inbox_seq: Some(seq), patch: park(None), ..commit(id) };
+    let refusal = world.refuse(parking(0));
+    assert_eq!(refusal, Refusal::InboxMoved { rows: Vec::new(), seq: 1 });
+    world.accept(parking(1));
 }
 
 fn delivery_and_parking_in_one_batch_make_the_run_due(world: &World) {
@@ -1841,7 +1854,9 @@ fn a_delivery_to_a_run_started_in_the_same_batch_arrives(world: &World) {
         assert_eq!(world.row(id).available_at, Some(AT_ONCE));
         // What the owner believes about its new run is no longer true.
         let parking = Commit { inbox_seq: Some(0), patch: park(None), ..commit(id) };
-        assert!(matches!(world.refuse(parking), Refusal::InboxMoved(rows) if rows.len() == 2));
+        assert!(
+            matches!(world.refuse(parking), Refusal::InboxMoved { rows, .. } if rows.len() == 2)
+        );
     }
 }
 

@@ -364,7 +364,7 @@ fn a_result_before_the_parking_refuses_it(world: &World) {
     let claimed = world.claim_all(2, 1, 9).items.remove(0);
     assert!(world.settle(3, claimed.item, 1, Settlement::Done(vec![7])));
     let refusal = world.refuse(Commit { inbox_seq: Some(0), patch: park(None), ..commit(id) });
-    let Refusal::InboxMoved(rows) = refusal else {
+    let Refusal::InboxMoved { rows, .. } = refusal else {
         panic!("{refusal:?}");
     };
     assert_eq!(rows[0].wait.as_deref(), Some(&b"a"[..]));

@@ -875,8 +875,13 @@ pub enum Refusal {
     Fenced,
     /// There is no such run, or it is of another generation, or it has ended.
     Gone,
-    /// A message has arrived that the owner has not seen. What it has not seen:
-    InboxMoved(Vec<InboxRow>),
+    /// Something has arrived that the owner has not seen.
+    InboxMoved {
+        /// What of it is there. The rest was taken back: an answer to an operation that was given up.
+        rows: Vec<InboxRow>,
+        /// The `inbox_seq` of the row: everything up to it is seen with these rows.
+        seq: u64,
+    },
     /// A cancel was requested: only results are taken.
     CancelRequested {
         /// Whether what it has done is compensated.

@@ -208,7 +208,7 @@ impl Round<'_> {
             }
             Reply::Owner { thread, run } => {
                 let how = match outcome {
-                    Outcome::Refused(Refusal::InboxMoved(_)) => Settled::Overtaken,
+                    Outcome::Refused(Refusal::InboxMoved { .. }) => Settled::Overtaken,
                     _ => Settled::Answered,
                 };
                 self.events[thread].push(Event::Settled(run, how));

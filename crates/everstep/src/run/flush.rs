@@ -736,12 +736,7 @@ impl Run {
             Refusal::KeyUsed { .. } | Refusal::TagsFull { .. } => return Next::Reload,
             // What is in memory does not follow what is stored.
             Refusal::Gap { .. } => return Next::Reload,
-            Refusal::InboxMoved(rows) => {
-                // An answer came and was taken back with its wait, before the owner had read it: its
-                // number is used up, and nothing is there to be seen. What comes has a higher one.
-                if let (Some(seen), true) = (commit.inbox_seq, rows.is_empty()) {
-                    self.core.state.borrow_mut().inbox.set_seen(seen + 1);
-                }
+            Refusal::InboxMoved { rows, seq } => {
                 self.take_back(commit);
                 self.keep_registered(&sent.timeouts);
                 {
@@ -750,6 +745,8 @@ impl Run {
                     st.transactions.splice(0..0, sent.transactions);
                 }
                 self.core.deliver(rows);
+                // What was taken back is in no row, and counts. Without it every commit would be refused.
+                self.core.state.borrow_mut().inbox.set_seen(seq);
                 self.core.timeouts_refused(&sent.timeouts);
                 self.flush.row = None;
             }

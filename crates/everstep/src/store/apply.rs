@@ -122,9 +122,9 @@ impl<T: Tables> Applier<'_, T> {
         }
         let before = match (rules::check(head.as_ref(), commit), head) {
             (Verdict::Accept, Some(head)) => head,
-            (Verdict::InboxMoved { seen }, _) => {
-                let unseen = tables.inbox_after(commit.run, seen)?;
-                return Ok(Outcome::Refused(Refusal::InboxMoved(unseen)));
+            (Verdict::InboxMoved { seen, seq }, _) => {
+                let rows = tables.inbox_after(commit.run, seen)?;
+                return Ok(Outcome::Refused(Refusal::InboxMoved { rows, seq }));
             }
             (Verdict::Refuse(refusal), _) => return Ok(Outcome::Refused(refusal)),
             (Verdict::Accept, None) => return Ok(Outcome::Refused(Refusal::Gone)),

@@ -56,6 +56,8 @@ pub(crate) enum Verdict {
     /// To be refused with the messages after this one.
     InboxMoved {
         seen: u64,
+        /// The last one that there was.
+        seq: u64,
     },
 }
 
@@ -74,7 +76,7 @@ pub(crate) fn check(head: Option<&Head>, commit: &Commit) -> Verdict {
         return Verdict::Refuse(Refusal::Gap { stored: head.last_number });
     }
     match commit.inbox_seq {
-        Some(seen) if seen != head.inbox_seq => Verdict::InboxMoved { seen },
+        Some(seen) if seen != head.inbox_seq => Verdict::InboxMoved { seen, seq: head.inbox_seq },
         _ => Verdict::Accept,
     }
 }

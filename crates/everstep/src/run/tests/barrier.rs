@@ -9,7 +9,7 @@ use super::{
     sabotage::{self, Sabotage},
 };
 use crate::{
-    commit::{Patch, RunStatus, Write},
+    commit::{Commit, Patch, RunStatus, Write},
     ctx::{Ctx, composite::branch, step::Step},
     event::Event,
     store::Store,
@@ -545,4 +545,28 @@ fn the_barrier_at_the_start_of_bodies_costs_no_commits() {
     let (now, before) = (all(), sabotage::with(Sabotage::BarrierAtMaking, all));
     let cost = now as f64 / before as f64;
     assert!(cost < 1.03, "{now} commits instead of {before}");
+}
+
+/// A place under a limit was given to a step that lost its race before its run had heard of the place.
+/// The commit that gave the step up took the place back, and its row out of the inbox. From then on
+/// every commit that parks the run was refused, since the inbox had moved, with no row that would have
+/// told the run how far: it went in circles for ever.
+#[test]
+fn a_run_parks_though_an_answer_came_that_was_taken_back() {
+    let mut owner = Owner::start(workflow(|ctx: Ctx| async move {
+        ctx.listen::<String>("end").await?;
+        Ok(())
+    }));
+    owner.drive();
+    assert!(owner.in_flight());
+    owner.deliver("other", "taken back");
+    let back = Commit { consumed: vec![1], ..Commit::of_row(&owner.row(), Patch::Keep) };
+    owner.write(Write::Commit(Box::new(back)));
+    // Refused, and made again.
+    for _ in 0..2 {
+        owner.ack();
+        owner.drive();
+    }
+    assert!(!owner.in_flight());
+    assert_eq!(owner.row().status, RunStatus::Sleeping);
 }

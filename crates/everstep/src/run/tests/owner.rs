@@ -416,7 +416,7 @@ impl Owner {
                 self.note_point(news);
                 next
             }
-            Outcome::Refused(refusal @ Refusal::InboxMoved(_)) => run.refused(refusal, commit),
+            Outcome::Refused(refusal @ Refusal::InboxMoved { .. }) => run.refused(refusal, commit),
             other => panic!("a commit of the run was answered with {other:?}"),
         };
         match next {

@@ -157,7 +157,7 @@ fn a_row_that_another_process_has_changed_is_read_again() {
     park.inbox_seq = Some(0);
     let (outcomes, trips) = commit(&owner, fence, vec![Write::Commit(park)]);
     assert!(
-        matches!(&outcomes[..], [Outcome::Refused(Refusal::InboxMoved(rows))] if rows.len() == 1),
+        matches!(&outcomes[..], [Outcome::Refused(Refusal::InboxMoved { rows, .. })] if rows.len() == 1),
         "{outcomes:?}"
     );
     assert!(trips > 1, "{trips}");
