@@ -7,24 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::*;
+pub use everstep::testing::around::Change;
 
-/// A change of a store that decides what becomes of runs. Fences are those of the first store.
-#[derive(Clone, Debug)]
-pub enum Change {
-    /// [`Store::commit`].
-    Commit(Batch),
-    /// [`Store::register_runner`].
-    Register(NewRunner),
-    /// [`Store::heartbeat`].
-    Heartbeat(Fence, Timestamp, Duration),
-    /// [`Store::take_shards`].
-    Take(Fence, Timestamp, ShardSet, Vec<Uuid>),
-    /// [`Store::release_shards`].
-    Release(Fence, ShardSet),
-    /// [`Store::deregister_runner`].
-    Deregister(Fence),
-}
+use super::*;
 
 /// Makes changes in several stores, which are empty at first, and compares every answer with that of the
 /// first; after every `read_every`-th change, and after the last, also everything that can be read.

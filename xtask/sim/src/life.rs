@@ -9,7 +9,7 @@ use std::{
 use everstep::{
     Client, RunStatus, Sabotage,
     store::{Filter, LetterFilter, RunRow, Store},
-    testing::simulation::{self, Config, Report, SimThread, Trace},
+    testing::simulation::{self, Config, Report, Server, SimThread, Trace},
 };
 use everstep_conformance::Change;
 
@@ -25,7 +25,6 @@ use crate::{
     world::{
         clients::{self, Outside},
         engines::Engines,
-        store::Server,
     },
 };
 

@@ -104,12 +104,12 @@ pub fn is_completed_at(put: &Put, location: &str) -> bool {
             .is_ok_and(|entry| entry.status == EntryStatus::Completed)
 }
 
-/// The location of the operation that this entry says to have run out of time; `None` if it says
-/// something else.
-pub fn timed_out_at(put: &Put) -> Option<String> {
+/// The location of the operation that this entry says to have run out of time, and whether the code has
+/// taken that; `None` if it says something else.
+pub fn timed_out_at(put: &Put) -> Option<(String, bool)> {
     let entry = crate::history::decode_entry(&put.value).ok()?;
     let is_over = entry.status == EntryStatus::TimedOut;
-    is_over.then(|| crate::location::keys::describe(&put.key))
+    is_over.then(|| (crate::location::keys::describe(&put.key), entry.number.is_some()))
 }
 
 /// A transaction of a workflow, at the key `pay`, that counts how often it was run.

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use everstep::{Client, ClientError, RunError, RunHandle, Sent, Token, testing::simulation};
+use everstep::{
+    Client, ClientError, RunError, RunHandle, Sent, Token,
+    testing::simulation::{self, Server},
+};
 
-use super::store::Server;
 use crate::{
     oracle::{
         Promise,

@@ -19,28 +19,26 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use everstep::{
-    RunNo, Timestamp,
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{self as simulation, SimProcess, Sky};
+use crate::{
+    run_id::RunNo,
     store::{
         Applied, Batch, InboxRow, MemoryStore, NewRunner, Outcome, Store, StoreError, WakeFn,
         WakeGuard, Write,
     },
     testing::{
-        around::{Around, Call},
+        around::{Around, Call, Change},
         internal,
-        simulation::{self, SimProcess},
     },
+    time::Timestamp,
 };
-use everstep_conformance::Change;
-use serde::{Deserialize, Serialize};
-use uuid::Uuid;
-
-use super::sky::Sky;
-use crate::oracle::{Promise, Violation};
 
 /// What kind of store it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A file: the processes are on one machine, the store has no clock, and a process that has ended is
     /// known to have.
     File,
@@ -50,26 +48,28 @@ pub(crate) enum Kind {
 
 /// What befell the calls of a store, counted.
 #[derive(Default)]
-pub(crate) struct Counts {
-    pub(crate) errors: AtomicU64,
-    pub(crate) unknown_outcomes: AtomicU64,
-    pub(crate) wakes_dropped: AtomicU64,
+pub struct Counts {
+    pub errors: AtomicU64,
+    pub unknown_outcomes: AtomicU64,
+    pub wakes_dropped: AtomicU64,
 }
 
 /// The store itself.
-pub(crate) struct Server {
-    pub(crate) data: MemoryStore,
-    pub(crate) counts: Counts,
+pub struct Server {
+    pub data: MemoryStore,
+    pub counts: Counts,
     kind: Kind,
     sky: Sky,
     /// How far its clock is ahead of the simulation's calendar, in milliseconds.
     ahead_ms: i64,
     /// How much faster its clock goes, in millionths.
     ppm: i64,
-    /// Promises that were seen to be broken by what was written.
-    pub(crate) violations: Mutex<Vec<Violation>>,
+    /// Waits that ran out of time over a message that was there: what was seen when it was written.
+    pub passed_over: Mutex<Vec<String>>,
     /// What has changed the data, in order, if that is wanted.
-    pub(crate) changes: Option<Mutex<Vec<Change>>>,
+    pub changes: Option<Mutex<Vec<Change>>>,
+    /// Waits that ran out over a message that was there, and that no code has taken so far.
+    suspects: Mutex<BTreeMap<(RunNo, String), String>>,
     /// Where wake-ups are while they are on their way.
     network: SimProcess,
     runners: Mutex<BTreeMap<Uuid, Runner>>,
@@ -89,13 +89,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Server {
     /// An empty store, in the simulation of this thread.
-    pub(crate) fn new(
-        kind: Kind,
-        sky: Sky,
-        ahead_ms: i64,
-        ppm: i64,
-        keeps_changes: bool,
-    ) -> Arc<Server> {
+    pub fn new(kind: Kind, sky: Sky, ahead_ms: i64, ppm: i64, keeps_changes: bool) -> Arc<Server> {
         Arc::new(Server {
             data: MemoryStore::new(),
             counts: Counts::default(),
@@ -103,15 +97,16 @@ impl Server {
             sky,
             ahead_ms,
             ppm,
-            violations: Mutex::default(),
+            passed_over: Mutex::default(),
             changes: keeps_changes.then(Mutex::default),
+            suspects: Mutex::default(),
             network: simulation::new_process("network"),
             runners: Mutex::default(),
         })
     }
 
     /// The way of a process to the store. Nothing goes wrong on one that is sheltered.
-    pub(crate) fn open(self: &Arc<Server>, process: &SimProcess, sheltered: bool) -> Arc<SimStore> {
+    pub fn open(self: &Arc<Server>, process: &SimProcess, sheltered: bool) -> Arc<SimStore> {
         Arc::new(SimStore {
             known: Mutex::default(),
             server: self.clone(),
@@ -129,34 +124,46 @@ impl Server {
     }
 
     /// Makes a batch, and checks what only the moment shows: no listen runs out of time over a message
-    /// that is there.
+    /// that is there. It counts once the code takes it: a wait that was given up may have run out.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         let unread: Vec<_> = batch.writes.iter().map(|write| self.passed_over(write)).collect();
         let applied = self.data.commit(batch)?;
-        for (passed_over, outcome) in unread.into_iter().zip(&applied.outcomes) {
-            if let (Some(what), Outcome::Committed(_)) = (passed_over, outcome) {
-                let promise = Promise::NothingSentIsLost;
-                lock(&self.violations).push(Violation { promise, what });
+        let mut suspects = lock(&self.suspects);
+        for (write, (passed_over, outcome)) in
+            batch.writes.iter().zip(unread.into_iter().zip(&applied.outcomes))
+        {
+            let (Write::Commit(commit), Outcome::Committed(_)) = (write, outcome) else {
+                continue;
+            };
+            suspects.extend(passed_over.into_iter().map(|(at, what)| ((commit.run, at), what)));
+            for (at, is_taken) in commit.puts.iter().filter_map(internal::timed_out_at) {
+                if is_taken && let Some(what) = suspects.remove(&(commit.run, at)) {
+                    lock(&self.passed_over).push(what);
+                }
             }
         }
         Ok(applied)
     }
 
-    /// A message that is unread, and that this write does not take though it is the end of a wait for it.
-    fn passed_over(&self, write: &Write) -> Option<String> {
+    /// Messages that are unread, and that this write does not take though it is the end of a wait for
+    /// them: the waits, and what is wrong.
+    fn passed_over(&self, write: &Write) -> Vec<(String, String)> {
         let Write::Commit(commit) = write else {
-            return None;
+            return Vec::new();
         };
+        let mut ends = commit.puts.iter().filter_map(internal::timed_out_at).peekable();
+        if ends.peek().is_none() {
+            return Vec::new();
+        }
         // An entry is written again when the code takes it.
         let history = self.data.history(commit.run, None, usize::MAX).unwrap_or_default();
-        let known: Vec<String> = history.iter().filter_map(internal::timed_out_at).collect();
-        let mut ends = commit.puts.iter().filter_map(internal::timed_out_at);
-        ends.find_map(|at| {
-            if known.contains(&at) {
+        let known: Vec<_> = history.iter().filter_map(internal::timed_out_at).collect();
+        let inbox = self.data.inbox(commit.run, 0).unwrap_or_default();
+        let passed_over = ends.filter_map(|(at, _)| {
+            if known.iter().any(|(other, _)| *other == at) {
                 return None;
             }
             let name = at.rsplit('/').next().unwrap_or_default();
-            let inbox = self.data.inbox(commit.run, 0).ok()?;
             // Answers are for other waits.
             let is_for = |row: &&InboxRow| {
                 row.wait.is_none()
@@ -165,8 +172,11 @@ impl Server {
             };
             let row = inbox.iter().find(is_for)?;
             let (run, seq) = (commit.run, row.seq);
-            Some(format!("`{at}` of {run:?} ran out of time over message {seq}, which was there"))
-        })
+            let what =
+                format!("`{at}` of {run:?} ran out of time over message {seq}, which was there");
+            Some((at, what))
+        });
+        passed_over.collect()
     }
 
     fn count(&self, error: StoreError) -> StoreError {
@@ -180,7 +190,7 @@ impl Server {
 }
 
 /// The store, as one process reaches it.
-pub(crate) struct SimStore {
+pub struct SimStore {
     server: Arc<Server>,
     process: SimProcess,
     sheltered: bool,
