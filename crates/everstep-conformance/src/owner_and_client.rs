@@ -89,6 +89,16 @@ impl<S: Store> Around for OwnerAndClient<S> {
         self.client.commit(&Batch { fence, now: batch.now, writes: batch.writes.clone() })
     }
 
+    fn counters(&self) -> StoreCounters {
+        let (owner, client) = (self.owner.counters(), self.client.counters());
+        StoreCounters {
+            batches: owner.batches + client.batches,
+            writes: owner.writes + client.writes,
+            rows: owner.rows + client.rows,
+            reads: owner.reads + client.reads,
+        }
+    }
+
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
         match self.shares_runner {
             true => self.client.wake_others(me, runs),

@@ -136,6 +136,11 @@ pub trait Around: Send + Sync + 'static {
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
         self.around(Call::Read("on_wake"), |store| store.on_wake(me, wake))
     }
+
+    /// See [`Store::counters`].
+    fn counters(&self) -> StoreCounters {
+        self.inner().counters()
+    }
 }
 
 impl<A: Around> Store for A {
@@ -247,7 +252,7 @@ impl<A: Around> Store for A {
     }
 
     fn counters(&self) -> StoreCounters {
-        self.inner().counters()
+        Around::counters(self)
     }
 
     fn copy_to(
