@@ -94,6 +94,7 @@ const LONGEST: &[(&str, Option<&str>)] = &[
     ("any_store", Some("sqlite")),
     ("server", None),
     ("everstep-model", None),
+    ("everstep-sim", None),
 ];
 
 /// The variable that names the store of a pass.

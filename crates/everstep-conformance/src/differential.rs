@@ -4,17 +4,13 @@
 //! make shorter: a step is a few numbers, from which the next batch is made as late as it is applied, so
 //! that what is left still fits what is stored when others are taken out. And there are several
 //! runners, which come, go and lose their leases.
-//!
-//! Always true: nothing is left out of the comparison but what the contract leaves open: the last
-//! number of a run in its owner's memory, or of one that was paused there and has made no commit since
-//! (see [`numbers`]), and by how much an epoch is greater than the one before. Of epochs it is compared
-//! which of its runner's one is, in the order in which they were seen.
-
-use std::collections::BTreeMap;
 
 use proptest::{prelude::*, test_runner::Config};
 
-use super::*;
+use super::{
+    side_by_side::{Change, Stores},
+    *,
+};
 
 /// The variable that says how many cases there are.
 const CASES: &str = "EVERSTEP_DIFFERENTIAL_CASES";
@@ -124,189 +120,63 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// The three stores, and what was done to them.
-struct Trial<'a> {
-    stores: [(&'static str, &'a dyn Store); 3],
-    random: Random,
-    now: Timestamp,
-    /// The last one of each runner, in each store.
-    fences: [Option<[Fence; 3]>; RUNNERS],
-    epochs: [Epochs; 3],
-    log: Vec<String>,
-}
-
-/// The epochs that a store was seen to give to each runner, in order.
-#[derive(Default)]
-struct Epochs(BTreeMap<Uuid, Vec<u64>>);
-
-impl Epochs {
-    /// Which of its runner's it is, from 1.
-    fn place(&mut self, runner: Uuid, epoch: u64) -> u64 {
-        let seen = self.0.entry(runner).or_default();
-        if !seen.contains(&epoch) {
-            assert!(seen.iter().all(|before| *before < epoch), "an epoch grows");
-            seen.push(epoch);
-        }
-        1 + seen.iter().take_while(|before| **before != epoch).count() as u64
-    }
-}
-
 /// What is different.
-type Differs = Result<(), TestCaseError>;
+type Differs = Result<(), String>;
 
-impl Trial<'_> {
-    /// Asks every store the same; gives the answer if there is one.
-    fn ask<T: PartialEq + std::fmt::Debug>(
-        &mut self,
-        what: String,
-        mut ask: impl FnMut(usize, &dyn Store) -> Result<T, StoreError>,
-    ) -> Result<T, TestCaseError> {
-        self.log.push(what);
-        let answers = [0, 1, 2].map(|at| ask(at, self.stores[at].1));
-        let mut first = None;
-        for ((name, _), answer) in self.stores.into_iter().zip(answers) {
-            let answer = answer.map_err(|error| self.fail(format!("{name} fails: {error:?}")))?;
-            match &first {
-                None => first = Some(answer),
-                Some(first) if *first == answer => {}
-                Some(first) => {
-                    return Err(self.fail(format!("memory: {first:#?}\n\n{name}: {answer:#?}")));
-                }
-            }
+fn take(stores: &mut Stores<'_>, step: Step) -> Differs {
+    stores.now = stores.now + step.after;
+    let now = stores.now;
+    match step.act {
+        Act::Commit { who, choices } => {
+            stores.random.tape = Some(choices.into_iter());
+            let unknown = Fence { runner: runner(who), epoch: 0 };
+            let fence = stores.last_fence(runner(who)).unwrap_or(unknown);
+            let batch = stores.random.batch(stores.model(), fence, now);
+            stores.change(&Change::Commit(batch))
         }
-        first.ok_or_else(|| self.fail("no store has answered".to_owned()))
-    }
-
-    fn fail(&self, what: String) -> TestCaseError {
-        let done = self.log.join("\n");
-        TestCaseError::fail(format!("done so far:\n{done}\n\nthe last answers differ\n{what}"))
-    }
-
-    fn take(&mut self, step: Step) -> Differs {
-        self.now = self.now + step.after;
-        let now = self.now;
-        let said = format!("{} ms: ", now.as_millis() - START.as_millis());
-        match step.act {
-            Act::Commit { who, choices } => {
-                self.random.tape = Some(choices.into_iter());
-                let unknown = Fence { runner: runner(who), epoch: 0 };
-                let fences = self.fences[who].unwrap_or([unknown; 3]);
-                let batch = self.random.batch(self.stores[0].1, fences[0], now);
-                let applied = self.ask(format!("{said}{batch:?}"), |at, store| {
-                    let fence = batch.fence.map(|_| fences[at]);
-                    let writes = batch.writes.clone();
-                    store.commit(&Batch { fence, now, writes })
-                })?;
-                let (open, model) = (&mut self.random.open_numbers, self.stores[0].1);
-                open.after(model, &batch, &applied.outcomes);
+        Act::Sweep { limit } => stores.ask(format!("sweep {limit}"), |_, store| {
+            while store.sweep(now, limit)? {}
+            // In memory a generation is gone when it is over.
+            while store.has_old_generations()? {
+                let writes = vec![Write::Sweep(limit as u32)];
+                let fence = None;
+                store.commit(&Batch { fence, now, writes })?;
             }
-            Act::Sweep { limit } => {
-                self.ask(format!("{said}sweep {limit}"), |_, store| {
-                    while store.sweep(now, limit)? {}
-                    // In memory a generation is gone when it is over.
-                    while store.has_old_generations()? {
-                        let writes = vec![Write::Sweep(limit as u32)];
-                        let fence = None;
-                        store.commit(&Batch { fence, now, writes })?;
-                    }
-                    Ok(())
-                })?;
-            }
-            Act::Register { who, gpu } => self.register(who, gpu)?,
-            Act::Heartbeat { who } => {
-                let Some(fences) = self.fences[who] else {
-                    return Ok(());
-                };
-                self.ask(format!("{said}heartbeat of {who}"), |at, store| {
-                    store.heartbeat(fences[at], now, LEASE)
-                })?;
-            }
-            Act::Take { who, part, dead } => {
-                let Some(fences) = self.fences[who] else {
-                    return Ok(());
-                };
-                // Nobody says that it is dead itself.
-                let dead: Vec<Uuid> =
-                    dead.filter(|it| *it != who).map(runner).into_iter().collect();
-                let what = format!("{said}runner {who} takes {part:?}, dead: {dead:?}");
-                let wanted = part.shards();
-                self.ask(what, |at, store| store.take_shards(fences[at], now, &wanted, &dead))?;
-            }
-            Act::Release { who, part } => {
-                let Some(fences) = self.fences[who] else {
-                    return Ok(());
-                };
-                let shards = part.shards();
-                self.ask(format!("{said}runner {who} releases {part:?}"), |at, store| {
-                    store.release_shards(fences[at], &shards)
-                })?;
-            }
-            Act::Deregister { who } => {
-                let Some(fences) = self.fences[who] else {
-                    return Ok(());
-                };
-                self.ask(format!("{said}runner {who} goes"), |at, store| {
-                    store.deregister_runner(fences[at])
-                })?;
-            }
+            Ok(())
+        }),
+        Act::Register { who, gpu } => register(stores, who, gpu),
+        Act::Heartbeat { who } => of(stores, who, |fence| Change::Heartbeat(fence, now, LEASE)),
+        Act::Take { who, part, dead } => {
+            // Nobody says that it is dead itself.
+            let dead = dead.filter(|it| *it != who).map(runner).into_iter().collect();
+            of(stores, who, |fence| Change::Take(fence, now, part.shards(), dead))
         }
-        Ok(())
-    }
-
-    fn register(&mut self, who: usize, gpu: bool) -> Differs {
-        let pools = if gpu { &["default", "gpu"][..] } else { &["default"] };
-        let new = NewRunner {
-            pools: pools.iter().map(ToString::to_string).collect(),
-            ..NewRunner::new(runner(who), format!("runner {who}"), self.now, LEASE)
-        };
-        let said = format!("runner {who} comes, for {pools:?}");
-        let mut fences = Vec::new();
-        let mut epochs = std::mem::take(&mut self.epochs);
-        let asked = self.ask(said, |at, store| {
-            let fence = store.register_runner(&new)?;
-            fences.push(fence);
-            Ok((fence.runner, epochs[at].place(fence.runner, fence.epoch)))
-        });
-        self.epochs = epochs;
-        self.fences[who] = fences.try_into().ok();
-        asked.map(drop)
-    }
-
-    /// Compares everything that can be read.
-    fn read(&mut self) -> Differs {
-        let now = self.now;
-        let readings = [0, 1, 2].map(|at| {
-            let mut readings = self.random.read(self.stores[at].1, now);
-            for runner in &mut readings.runners {
-                runner.epoch = self.epochs[at].place(runner.id, runner.epoch);
-            }
-            readings
-        });
-        let [wanted, others @ ..] = readings;
-        for ((name, _), got) in self.stores[1..].iter().zip(others) {
-            if got != wanted {
-                let what = differing_lines(&format!("{wanted:#?}"), &format!("{got:#?}"));
-                return Err(self.fail(format!("of what is read from memory and {name}:\n{what}")));
-            }
+        Act::Release { who, part } => {
+            of(stores, who, |fence| Change::Release(fence, part.shards()))
         }
-        Ok(())
+        Act::Deregister { who } => of(stores, who, Change::Deregister),
     }
+}
+
+/// A change by a runner, if there was one of this number.
+fn of(stores: &mut Stores<'_>, who: usize, change: impl FnOnce(Fence) -> Change) -> Differs {
+    match stores.last_fence(runner(who)) {
+        Some(fence) => stores.change(&change(fence)),
+        None => Ok(()),
+    }
+}
+
+fn register(stores: &mut Stores<'_>, who: usize, gpu: bool) -> Differs {
+    let pools = if gpu { &["default", "gpu"][..] } else { &["default"] };
+    let new = NewRunner {
+        pools: pools.iter().map(ToString::to_string).collect(),
+        ..NewRunner::new(runner(who), format!("runner {who}"), stores.now, LEASE)
+    };
+    stores.change(&Change::Register(new))
 }
 
 fn runner(who: usize) -> Uuid {
     Uuid::from_name(&format!("runner {who}"))
-}
-
-/// The lines around the first that differ: all of it would be some thousand.
-fn differing_lines(wanted: &str, got: &str) -> String {
-    let (wanted, got): (Vec<_>, Vec<_>) = (wanted.lines().collect(), got.lines().collect());
-    let same = wanted.iter().zip(&got).take_while(|(a, b)| a == b).count();
-    let around = |lines: &[&str]| {
-        let from = same.saturating_sub(25);
-        let to = (same + 25).min(lines.len());
-        lines[from..to].join("\n")
-    };
-    format!("{}\n\nis in the other:\n{}", around(&wanted), around(&got))
 }
 
 /// Does all of it, on three stores that are empty at first.
@@ -318,24 +188,17 @@ fn try_steps(steps: Vec<Step>) -> Differs {
     );
     let url = everstep_pg::database_url().unwrap_or_else(|error| panic!("{error}"));
     let database = internal::lent_postgres(&url).expect("a schema for a test");
-    let stores: [(&str, &dyn Store); 3] =
-        [("memory", &memory), ("SQLite", &file), ("PostgreSQL", &database)];
-    let mut trial = Trial {
-        stores,
-        random: Random::new(1),
-        now: START,
-        fences: [None; RUNNERS],
-        epochs: Default::default(),
-        log: Vec::new(),
-    };
-    trial.ask("migrate".to_owned(), |_, store| store.migrate())?;
-    trial.register(0, true)?;
+    let stores: Vec<(&'static str, &dyn Store)> =
+        vec![("memory", &memory), ("SQLite", &file), ("PostgreSQL", &database)];
+    let mut stores = Stores::new(stores, Random::new(1));
+    stores.ask("migrate".to_owned(), |_, store| store.migrate())?;
+    register(&mut stores, 0, true)?;
     let everything = Act::Take { who: 0, part: Part::All, dead: None };
-    trial.take(Step { after: Duration::ZERO, act: everything })?;
-    trial.read()?;
+    take(&mut stores, Step { after: Duration::ZERO, act: everything })?;
+    stores.read()?;
     for step in steps {
-        trial.take(step)?;
-        trial.read()?;
+        take(&mut stores, step)?;
+        stores.read()?;
     }
     Ok(())
 }
@@ -358,7 +221,7 @@ proptest! {
         for store in ["memory", "SQLite", "PostgreSQL"] {
             everstep::testing::ran_on(store);
         }
-        try_steps(steps)?;
+        try_steps(steps).map_err(TestCaseError::fail)?;
     }
 }
 

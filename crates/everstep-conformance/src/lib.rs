@@ -63,12 +63,15 @@ mod pools;
 mod queues;
 mod rehome;
 mod schedules;
+mod side_by_side;
 mod streams;
 mod tally;
 mod traces;
 mod transactions;
 
 pub use owner_and_client::OwnerAndClient;
+use side_by_side::Names;
+pub use side_by_side::{Change, compare_changes};
 
 /// The checks of all files.
 fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
@@ -197,6 +200,7 @@ struct Random {
     /// The keys of operations that were made to wait for an event.
     subscribed: Vec<Vec<u8>>,
     open_numbers: numbers::OpenNumbers,
+    names: Names,
 }
 
 /// The queues, and the one that most is about first.
@@ -276,6 +280,7 @@ impl Random {
             runs: Vec::new(),
             subscribed: Vec::new(),
             open_numbers: numbers::OpenNumbers::default(),
+            names: Names::drawn(),
         }
     }
 
@@ -784,7 +789,7 @@ impl Random {
         let nos = self.runs.iter().map(|id| id.no()).collect::<Vec<_>>();
         let failed = Filter { statuses: vec![RunStatus::Failed], ..Filter::default() };
         let tagged = Filter { tags: vec![("1".to_owned(), "1".to_owned())], ..Filter::default() };
-        let requests: Vec<Uuid> = (0..REQUESTS).map(|no| Uuid::from_u128(u128::from(no))).collect();
+        let requests: Vec<Uuid> = self.names.requests.iter().copied().collect();
         let items: Vec<_> = (1..60).map(ItemId).collect();
         let loaded = nos.iter().map(|no| {
             let run = store.load(*no).expect("load");
@@ -814,13 +819,17 @@ impl Random {
             dead_letters: store
                 .dead_letters(&LetterFilter::default(), 0, 1_000)
                 .expect("dead_letters"),
-            queues: QUEUES.iter().map(|queue| QueueReadings::of(store, queue, now)).collect(),
+            queues: (self.names.queues.iter())
+                .map(|queue| QueueReadings::of(store, queue, now))
+                .collect(),
             items: items
                 .iter()
                 .step_by(7)
                 .map(|item| store.queue_item(*item).expect("queue_item"))
                 .collect(),
-            events: ["e0", "e1"].iter().map(|name| store.event(name).expect("event")).collect(),
+            events: (self.names.events.iter())
+                .map(|name| store.event(name).expect("event"))
+                .collect(),
             to_tend: store.events_to_tend(now).expect("events_to_tend"),
             streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
             schedules: store.schedules(None, 100).expect("schedules"),

@@ -606,29 +606,14 @@ pub struct StartChild {
     pub close: Close,
 }
 
-/// What becomes of a child when its parent ends, or does not wait for it any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Close {
-    /// Nothing.
-    Leave = 0,
-    /// It is cancelled.
-    Cancel = 1,
-}
-
-impl Close {
-    /// The number by which it is stored.
-    pub const fn code(self) -> u8 {
-        self as u8
-    }
-
-    /// The policy that is stored as `code`.
-    pub const fn from_code(code: u8) -> Option<Close> {
-        match code {
-            0 => Some(Close::Leave),
-            1 => Some(Close::Cancel),
-            _ => None,
-        }
+listed! {
+    /// What becomes of a child when its parent ends, or does not wait for it any more.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Close {
+        /// Nothing.
+        Leave = 0,
+        /// It is cancelled.
+        Cancel = 1,
     }
 }
 
@@ -803,51 +788,24 @@ pub struct Delivered {
     pub seq: Option<u64>,
 }
 
-/// How a delivery ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Receipt {
-    /// It is in the inbox, and the run is due.
-    Delivered,
-    /// An equal one was delivered before; nothing was done.
-    Duplicate,
-    /// There is no such run.
-    Unknown,
-    /// The run has ended; the message is a dead letter if it came from a workflow.
-    Finished,
-    /// The inbox is full; likewise.
-    Full,
-    /// The run has ended; the message is a dead letter, as its sender wished.
-    DeadLettered,
-    /// The run has ended; the message was published as an event, as its sender wished.
-    Published,
-}
-
-impl Receipt {
-    /// The byte by which this is stored.
-    pub const fn code(self) -> u8 {
-        match self {
-            Receipt::Delivered => 0,
-            Receipt::Duplicate => 1,
-            Receipt::Unknown => 2,
-            Receipt::Finished => 3,
-            Receipt::Full => 4,
-            Receipt::DeadLettered => 5,
-            Receipt::Published => 6,
-        }
-    }
-
-    /// The receipt that is stored as `code`.
-    pub const fn from_code(code: u8) -> Option<Receipt> {
-        Some(match code {
-            0 => Receipt::Delivered,
-            1 => Receipt::Duplicate,
-            2 => Receipt::Unknown,
-            3 => Receipt::Finished,
-            4 => Receipt::Full,
-            5 => Receipt::DeadLettered,
-            6 => Receipt::Published,
-            _ => return None,
-        })
+listed! {
+    /// How a delivery ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Receipt {
+        /// It is in the inbox, and the run is due.
+        Delivered = 0,
+        /// An equal one was delivered before; nothing was done.
+        Duplicate = 1,
+        /// There is no such run.
+        Unknown = 2,
+        /// The run has ended; the message is a dead letter if it came from a workflow.
+        Finished = 3,
+        /// The inbox is full; likewise.
+        Full = 4,
+        /// The run has ended; the message is a dead letter, as its sender wished.
+        DeadLettered = 5,
+        /// The run has ended; the message was published as an event, as its sender wished.
+        Published = 6,
     }
 }
 
@@ -979,118 +937,57 @@ impl InboxRow {
     }
 }
 
-/// What a row of an inbox is. The codes are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-#[repr(u8)]
-pub enum InboxKind {
-    /// A message, for whoever listens to its name.
-    Message = 0,
-    /// A published event, for one operation that waits for it.
-    Event = 1,
-    /// The value of a deferred.
-    Deferred = 2,
-    /// The end of another run.
-    RunEnded = 3,
-    /// What became of an item of a queue.
-    QueueResult = 4,
-    /// The right to go on under a limit.
-    LimitGrant = 5,
-}
-
-impl InboxKind {
-    /// All of them, in the order of their codes.
-    pub const ALL: [InboxKind; 6] = [
-        InboxKind::Message,
-        InboxKind::Event,
-        InboxKind::Deferred,
-        InboxKind::RunEnded,
-        InboxKind::QueueResult,
-        InboxKind::LimitGrant,
-    ];
-
-    /// The number by which it is stored.
-    pub const fn code(self) -> u8 {
-        self as u8
-    }
-
-    /// The kind that is stored as `code`.
-    pub fn from_code(code: u8) -> Option<InboxKind> {
-        InboxKind::ALL.get(usize::from(code)).copied()
+listed! {
+    /// What a row of an inbox is. The codes are stored.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
+    pub enum InboxKind {
+        /// A message, for whoever listens to its name.
+        Message = 0,
+        /// A published event, for one operation that waits for it.
+        Event = 1,
+        /// The value of a deferred.
+        Deferred = 2,
+        /// The end of another run.
+        RunEnded = 3,
+        /// What became of an item of a queue.
+        QueueResult = 4,
+        /// The right to go on under a limit.
+        LimitGrant = 5,
     }
 }
 
-/// What a run is doing.
-///
-/// `Pending` → `Running` ⇄ `Sleeping` → `Completed | Failed | Cancelled`, with `RollingBack` before
-/// the last two and `Paused` from any live state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum RunStatus {
-    /// Nobody has taken it up yet.
-    Pending,
-    /// It is in its owner's memory, and moving.
-    Running,
-    /// It waits for a time or a message.
-    Sleeping,
-    /// Its end is decided; what it did is being compensated.
-    RollingBack,
-    /// It cannot go on until somebody does something.
-    Paused,
-    /// It returned a value.
-    Completed,
-    /// It returned an error.
-    Failed,
-    /// It was cancelled.
-    Cancelled,
+listed! {
+    /// What a run is doing.
+    ///
+    /// `Pending` → `Running` ⇄ `Sleeping` → `Completed | Failed | Cancelled`, with `RollingBack` before
+    /// the last two and `Paused` from any live state.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
+    pub enum RunStatus {
+        /// Nobody has taken it up yet.
+        Pending = 0 as "pending",
+        /// It is in its owner's memory, and moving.
+        Running = 1 as "running",
+        /// It waits for a time or a message.
+        Sleeping = 2 as "sleeping",
+        /// Its end is decided; what it did is being compensated.
+        RollingBack = 3 as "rolling_back",
+        /// It cannot go on until somebody does something.
+        Paused = 4 as "paused",
+        /// It returned a value.
+        Completed = 5 as "completed",
+        /// It returned an error.
+        Failed = 6 as "failed",
+        /// It was cancelled.
+        Cancelled = 7 as "cancelled",
+    }
 }
 
 impl RunStatus {
-    /// All of them, in the order of their codes.
-    pub const ALL: [RunStatus; 8] = [
-        RunStatus::Pending,
-        RunStatus::Running,
-        RunStatus::Sleeping,
-        RunStatus::RollingBack,
-        RunStatus::Paused,
-        RunStatus::Completed,
-        RunStatus::Failed,
-        RunStatus::Cancelled,
-    ];
-
-    /// The number by which it is stored.
-    pub const fn code(self) -> u8 {
-        self as u8
-    }
-
-    /// The status that is stored as `code`.
-    pub fn from_code(code: u8) -> Option<RunStatus> {
-        RunStatus::ALL.get(usize::from(code)).copied()
-    }
-
     /// Whether it is final.
     pub const fn is_terminal(self) -> bool {
         matches!(self, RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled)
-    }
-
-    /// The word for it, as in the SQL views.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            RunStatus::Pending => "pending",
-            RunStatus::Running => "running",
-            RunStatus::Sleeping => "sleeping",
-            RunStatus::RollingBack => "rolling_back",
-            RunStatus::Paused => "paused",
-            RunStatus::Completed => "completed",
-            RunStatus::Failed => "failed",
-            RunStatus::Cancelled => "cancelled",
-        }
-    }
-}
-
-impl std::fmt::Display for RunStatus {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

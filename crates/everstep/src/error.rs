@@ -66,36 +66,37 @@ pub struct Failure {
     pub(crate) details: Option<(String, Vec<u8>)>,
 }
 
-/// What kind of failure it is. One for each thing a caller would do differently. The codes are
-/// stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[repr(u8)]
-pub enum FailureKind {
-    /// An error of the workflow's own, or of one attempt.
-    Error = 0,
-    /// [`Error::fatal`]: not tried again.
-    Fatal = 1,
-    /// [`Error::rollback`]: stop and compensate.
-    Rollback = 2,
-    /// Every attempt failed.
-    Exhausted = 3,
-    /// The time of a step ran out.
-    TimedOut = 4,
-    /// The workflow's code panicked.
-    Panic = 5,
-    /// One or more branches of a join or map failed.
-    Join = 6,
-    /// Every arm of a race failed.
-    Race = 7,
-    /// The deadline of the run has passed.
-    Deadline = 8,
-    /// A limit was exceeded.
-    Limit = 9,
-    /// A message could not be delivered.
-    Undeliverable = 10,
-    /// A child run failed or was cancelled.
-    Child = 11,
+listed! {
+    /// What kind of failure it is. One for each thing a caller would do differently. The codes are
+    /// stored.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum FailureKind {
+        /// An error of the workflow's own, or of one attempt.
+        Error = 0,
+        /// [`Error::fatal`]: not tried again.
+        Fatal = 1,
+        /// [`Error::rollback`]: stop and compensate.
+        Rollback = 2,
+        /// Every attempt failed.
+        Exhausted = 3,
+        /// The time of a step ran out.
+        TimedOut = 4,
+        /// The workflow's code panicked.
+        Panic = 5,
+        /// One or more branches of a join or map failed.
+        Join = 6,
+        /// Every arm of a race failed.
+        Race = 7,
+        /// The deadline of the run has passed.
+        Deadline = 8,
+        /// A limit was exceeded.
+        Limit = 9,
+        /// A message could not be delivered.
+        Undeliverable = 10,
+        /// A child run failed or was cancelled.
+        Child = 11,
+    }
 }
 
 impl Error {

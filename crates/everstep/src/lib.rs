@@ -26,6 +26,9 @@
 // Code goes through the seam for time, randomness, waits and threads, except where a module says so.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
+#[macro_use]
+mod listed;
+
 mod client;
 mod codec;
 mod commit;

@@ -43,53 +43,21 @@ pub enum ScheduleSpec {
     Every(Duration),
 }
 
-/// What becomes of a tick while the last run of its schedule has not ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Overlap {
-    /// It starts no run, and is counted as skipped.
-    #[default]
-    Skip,
-    /// It waits until that run has ended, behind the ticks that wait already. A hundred may wait;
-    /// those beyond are skipped.
-    Queue,
-    /// It starts its run beside that one.
-    Allow,
-    /// That run is cancelled, without rollback, and the tick starts its own.
-    CancelOld,
-}
-
-impl Overlap {
-    /// The number by which it is stored.
-    pub const fn code(self) -> u8 {
-        match self {
-            Overlap::Skip => 0,
-            Overlap::Queue => 1,
-            Overlap::Allow => 2,
-            Overlap::CancelOld => 3,
-        }
-    }
-
-    /// The policy that is stored as `code`.
-    pub const fn from_code(code: u8) -> Option<Overlap> {
-        Some(match code {
-            0 => Overlap::Skip,
-            1 => Overlap::Queue,
-            2 => Overlap::Allow,
-            3 => Overlap::CancelOld,
-            _ => return None,
-        })
-    }
-}
-
-impl fmt::Display for Overlap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Overlap::Skip => "skip",
-            Overlap::Queue => "queue",
-            Overlap::Allow => "allow",
-            Overlap::CancelOld => "cancel_old",
-        })
+listed! {
+    /// What becomes of a tick while the last run of its schedule has not ended.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum Overlap {
+        /// It starts no run, and is counted as skipped.
+        #[default]
+        Skip = 0 as "skip",
+        /// It waits until that run has ended, behind the ticks that wait already. A hundred may wait;
+        /// those beyond are skipped.
+        Queue = 1 as "queue",
+        /// It starts its run beside that one.
+        Allow = 2 as "allow",
+        /// That run is cancelled, without rollback, and the tick starts its own.
+        CancelOld = 3 as "cancel_old",
     }
 }
 

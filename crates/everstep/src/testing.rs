@@ -4,6 +4,8 @@
 //! - [`crash_everywhere()`] runs a workflow, dies at every write in turn, and compares.
 //! - [`CrashingStore`] and [`vfs::FaultVfs`] are what it is made of: a store that dies at a
 //!   chosen write, and a layer under SQLite on which the power can be cut.
+//! - [`simulate()`] lets a workflow live in simulated worlds, in which several engines, their clocks, the
+//!   store and outside systems ([`Fake`]) fail as a seed decides.
 //! - [`replay()`] replays a run that was exported against the code of a test.
 //!
 //! What every [`Store`](crate::store::Store) must pass is in the crate `everstep-conformance`.
@@ -37,6 +39,7 @@ mod queue_load;
 mod ran_on;
 mod replay;
 mod shifted_clock;
+mod simulate;
 #[doc(hidden)]
 pub mod simulation;
 #[cfg(feature = "sqlite")]
@@ -54,6 +57,9 @@ pub use ran_on::ran_on;
 pub use replay::{Replay, ReplayError, Replayed, replay};
 #[doc(hidden)]
 pub use shifted_clock::ShiftedClock;
+pub use simulate::{
+    Fake, FakeError, Simulated, Simulation, SimulationFailure, SimulationReport, simulate,
+};
 
 /// An engine in memory, on a [`VirtualClock`] of its own.
 ///

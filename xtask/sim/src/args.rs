@@ -21,6 +21,8 @@ Usage: cargo xtask sim [OPTIONS]
   --no-shrink      make no life smaller
   --break NAME     break a promise on purpose: how many seeds it takes to be found, of 2000;
                    `all` for one after another, `help` for their names; with `--seed`, show one life
+  --compare        do what was done to the store to a SQLite file and to a PostgreSQL schema, too, and
+                   compare all answers and tables (300 lives if nothing else is said)
   --workers N      so many worker processes, each pinned to a core (as many as there are cores)
   --json           print nothing but one object for the whole, or one for each break
 ";
@@ -37,6 +39,8 @@ pub(crate) struct Args {
     pub(crate) sabotage: Option<Sabotage>,
     /// A life that has broken a promise is made smaller.
     pub(crate) shrinks: bool,
+    /// The simulated store is compared with the others.
+    pub(crate) compares: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -75,6 +79,7 @@ impl Args {
                 "--help" | "-h" => args.task = Task::Help,
                 "--json" => args.json = true,
                 "--no-shrink" => args.shrinks = false,
+                "--compare" => (args.compares, args.amount) = (true, Amount::Seeds(300)),
                 "--seeds" => amount = Some(Amount::Seeds(number(value()?)?)),
                 "--minutes" => {
                     let minutes: f64 = number(value()?)?;
@@ -119,6 +124,7 @@ impl Args {
             json: false,
             sabotage: None,
             shrinks: true,
+            compares: false,
         }
     }
 }

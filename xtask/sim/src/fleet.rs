@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     args::{Amount, Args},
     breaks::{self, Break},
+    compare,
     life::{self, Options},
     oracle::{Promise, Violation},
     plan::Plan,
@@ -38,6 +39,8 @@ pub(crate) struct Share {
     /// How long it lives them at most.
     time: Option<Duration>,
     broken: Option<Break>,
+    /// Whether stores are compared after each life.
+    compares: bool,
 }
 
 impl Share {
@@ -54,13 +57,14 @@ impl Share {
             end: args.from.saturating_add(seeds),
             time,
             broken,
+            compares: args.compares,
         };
         (0..args.workers).map(share).collect()
     }
 
     pub(crate) fn parse(words: &[String]) -> Result<Share, String> {
         let malformed = || "a worker is started by its parent alone".to_owned();
-        let [core, from, step, end, ms, broken] = words else {
+        let [core, from, step, end, ms, broken, compares] = words else {
             return Err(malformed());
         };
         let number = |word: &String| word.parse::<u64>().map_err(|_| malformed());
@@ -77,10 +81,11 @@ impl Share {
                 "-" => None,
                 name => Some(breaks::by_name(name)?),
             },
+            compares: compares == "compare",
         })
     }
 
-    fn words(&self) -> [String; 6] {
+    fn words(&self) -> [String; 7] {
         let ms = self.time.map_or(0, |time| time.as_millis().max(1));
         [
             self.core.to_string(),
@@ -89,6 +94,7 @@ impl Share {
             self.end.to_string(),
             ms.to_string(),
             self.broken.map_or("-", |it| it.name).to_owned(),
+            if self.compares { "compare" } else { "-" }.to_owned(),
         ]
     }
 }
@@ -135,8 +141,11 @@ pub(crate) fn work(share: &Share) {
     let mut seed = share.from;
     while seed < share.end && share.time.is_none_or(|time| begun.elapsed() < time) {
         say(&Line::Begins(seed));
-        let options =
-            Options { sabotage: share.broken.map(|it| it.sabotage), ..Options::default() };
+        let options = Options {
+            sabotage: share.broken.map(|it| it.sabotage),
+            keeps_changes: share.compares,
+            ..Options::default()
+        };
         let mut verdict = life::live(Plan::draw(seed), options);
         if share.broken.is_some() && !verdict.violations.is_empty() {
             // What the same life breaks by itself does not show the break.
@@ -144,6 +153,12 @@ pub(crate) fn work(share: &Share) {
             let is_known =
                 |it: &Violation| whole.violations.iter().any(|w| w.promise == it.promise);
             verdict.violations.retain(|violation| !is_known(violation));
+        }
+        if share.compares
+            && let Some(violation) = compare::compare(&verdict.changes)
+        {
+            verdict.summary.violations.insert(violation.promise, 1);
+            verdict.violations.push(violation);
         }
         say(&Line::Ended(Box::new(Life {
             seed,
@@ -202,6 +217,11 @@ fn follow(mut share: Share, lives: &mpsc::Sender<Life>, started: &mpsc::Sender<C
         let mut command = Command::new(program);
         command.arg("--worker").args(share.words());
         command.stdout(Stdio::piped());
+        if share.compares
+            && let Ok(url) = compare::database_url()
+        {
+            command.env(everstep_pg::DATABASE_URL, url);
+        }
         let mut child = command.spawn().expect("this program can be started");
         let out = child.stdout.take().expect("standard output is piped");
         _ = started.send(child);
@@ -253,8 +273,10 @@ pub(crate) fn live(args: &Args) -> bool {
         true
     });
     all.seconds = begun.elapsed().as_secs_f64();
-    // One that kills its process cannot be made smaller in this one.
-    let first = first.filter(|(_, promise)| *promise != Promise::SimulationGoesOn);
+    // One that kills its process cannot be made smaller in this one, and stores are compared after a life.
+    let first = first.filter(|(_, promise)| {
+        !matches!(promise, Promise::SimulationGoesOn | Promise::StoresAgree)
+    });
     if let (Some((seed, promise)), true) = (first, args.shrinks) {
         pin_to_core(0);
         let smaller = shrink::shrink(&Plan::draw(seed), promise, Options::default());

@@ -9,8 +9,9 @@ use std::{
 use everstep::{
     Client, RunStatus, Sabotage,
     store::{Filter, LetterFilter, RunRow, Store, Target},
-    testing::simulation::{self, Config, Report, SimThread, Trace},
+    testing::simulation::{self, Config, Report, Server, SimThread, Trace},
 };
+use everstep_conformance::Change;
 
 use crate::{
     oracle::{
@@ -24,7 +25,6 @@ use crate::{
     world::{
         clients::{self, Outside},
         engines::Engines,
-        store::Server,
     },
 };
 
@@ -33,6 +33,8 @@ pub(crate) struct Verdict {
     pub(crate) report: Report,
     pub(crate) summary: Summary,
     pub(crate) violations: Vec<Violation>,
+    /// What was done to the store, if [`Options::keeps_changes`] says so.
+    pub(crate) changes: Vec<Change>,
 }
 
 /// How a life is lived.
@@ -40,6 +42,8 @@ pub(crate) struct Verdict {
 pub(crate) struct Options {
     pub(crate) trace: Trace,
     pub(crate) sabotage: Option<Sabotage>,
+    /// What is done to the store is kept.
+    pub(crate) keeps_changes: bool,
 }
 
 /// Lives the life of a plan, and judges it.
@@ -55,7 +59,7 @@ pub(crate) fn live(plan: Plan, options: Options) -> Verdict {
     let left: Arc<Mutex<Option<Left>>> = Arc::default();
     let (of, kept) = (plan.clone(), left.clone());
     let report = simulation::simulate(plan.seed, config, move || {
-        let main = Main::new(of, options.sabotage);
+        let main = Main::new(of, options);
         // Kept from the beginning, so that it is there if the simulation fails.
         *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(Left {
             server: main.server.clone(),
@@ -73,7 +77,10 @@ pub(crate) fn live(plan: Plan, options: Options) -> Verdict {
     let left = left.expect("the main process has begun");
     let violations = ending::judge(&plan, &report, &left);
     let summary = Summary::of(&report, &left, &violations);
-    Verdict { report, summary, violations }
+    let changes = left.server.changes.as_ref();
+    let changes =
+        changes.map(|it| std::mem::take(&mut *it.lock().unwrap_or_else(PoisonError::into_inner)));
+    Verdict { report, summary, violations, changes: changes.unwrap_or_default() }
 }
 
 /// How long engines may take to shut down.
@@ -88,11 +95,11 @@ struct Main {
 }
 
 impl Main {
-    fn new(plan: Arc<Plan>, sabotage: Option<Sabotage>) -> Main {
+    fn new(plan: Arc<Plan>, options: Options) -> Main {
         let (sky, ahead_ms, ppm) = (plan.sky.clone(), plan.store_ahead_ms, plan.store_ppm);
-        let server = Server::new(plan.kind, sky, ahead_ms, ppm);
+        let server = Server::new(plan.kind, sky, ahead_ms, ppm, options.keeps_changes);
         let ledger = Ledger::new(Some(server.data.clone()));
-        let engines = Engines::new(plan.clone(), server.clone(), ledger.clone(), sabotage);
+        let engines = Engines::new(plan.clone(), server.clone(), ledger.clone(), options.sabotage);
         Main { plan, server, ledger, engines }
     }
 

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 mod args;
 mod breaks;
+mod compare;
 mod fleet;
 mod life;
 mod oracle;
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
 fn show(plan: Plan, args: &Args) -> bool {
     fleet::pin_to_core(0);
     print!("{plan}");
-    let options = Options { trace: Trace::Steps, sabotage: args.sabotage };
+    let options = Options { trace: Trace::Steps, sabotage: args.sabotage, ..Options::default() };
     let verdict = life::live(plan.clone(), options);
     print!("{}", verdict.report.trace);
     for violation in &verdict.violations {

@@ -56,6 +56,8 @@ pub(crate) enum Promise {
     EventIsNotMissed,
     /// The first value of a deferred counts, for whoever settles it and for whoever waits.
     FirstValueCounts,
+    /// A SQLite file and a PostgreSQL schema give the answers of the store in memory.
+    StoresAgree,
     /// A child runs once.
     ChildRunsOnce,
     /// A generation begins with what the one before has come to, and after it.
@@ -63,7 +65,7 @@ pub(crate) enum Promise {
 }
 
 impl Promise {
-    pub(crate) const ALL: [Promise; 21] = [
+    pub(crate) const ALL: &[Promise] = &[
         Promise::CompletedStepNeverRunsAgain,
         Promise::SeenIsDurable,
         Promise::NothingSentIsLost,
@@ -83,6 +85,7 @@ impl Promise {
         Promise::EventIsSeenOnce,
         Promise::EventIsNotMissed,
         Promise::FirstValueCounts,
+        Promise::StoresAgree,
         Promise::ChildRunsOnce,
         Promise::GenerationsFollow,
     ];

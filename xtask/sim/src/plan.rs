@@ -5,19 +5,13 @@
 
 use std::{fmt, fs, path::Path, sync::Arc, time::Duration};
 
-use everstep::testing::simulation::{Clocks, Rng};
+use everstep::testing::simulation::{Clocks, Kind, Rng, Sky, WRONG_MAX};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    work::{
-        draw::{CHANNELS, Draw},
-        events::{EVENTS, KEYS},
-        program::Program,
-    },
-    world::{
-        sky::{Sky, WRONG_MAX},
-        store::Kind,
-    },
+use crate::work::{
+    draw::{CHANNELS, Draw},
+    events::{EVENTS, KEYS},
+    program::Program,
 };
 
 /// A life, before it begins.

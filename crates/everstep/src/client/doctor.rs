@@ -186,12 +186,6 @@ impl std::fmt::Display for Severity {
     }
 }
 
-impl std::fmt::Display for Check {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 impl Doctor {
     /// How many runs that have ended are looked into, the newest first: 10 000 if this is not said.
     /// Their rows are looked at in any case.

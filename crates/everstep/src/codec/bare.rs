@@ -100,6 +100,18 @@ impl<'a> Reader<'a> {
         DecodeError::Invalid { at, problem: problem.into() }
     }
 
+    /// A code that is stored as a number. `what` says what it stands for.
+    pub(crate) fn code<T>(
+        &mut self,
+        from_code: impl FnOnce(u8) -> Option<T>,
+        what: &str,
+    ) -> Result<T, DecodeError> {
+        let at = self.at();
+        let code = self.uint()?;
+        let found = u8::try_from(code).ok().and_then(from_code);
+        found.ok_or_else(|| self.invalid(at, format!("{code} is no {what}")))
+    }
+
     pub(crate) fn u8(&mut self) -> Result<u8, DecodeError> {
         Ok(self.take(1)?[0])
     }

@@ -209,58 +209,21 @@ pub enum ItemControlled {
     Unknown,
 }
 
-/// What an item is doing. The codes are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-#[repr(u8)]
-pub enum ItemState {
-    /// A worker may take it.
-    Ready = 0,
-    /// Its time has not come: it was put in for later, or waits after a failed attempt.
-    Delayed = 1,
-    /// A worker has it.
-    Claimed = 2,
-    /// It has ended; its result is kept for a while.
-    Done = 3,
-    /// It failed for good and no workflow was told: a dead letter.
-    Dead = 4,
-}
-
-impl ItemState {
-    /// All of them, in the order of their codes.
-    pub const ALL: [ItemState; 5] = [
-        ItemState::Ready,
-        ItemState::Delayed,
-        ItemState::Claimed,
-        ItemState::Done,
-        ItemState::Dead,
-    ];
-
-    /// The number by which it is stored.
-    pub const fn code(self) -> u8 {
-        self as u8
-    }
-
-    /// The state that is stored as `code`.
-    pub fn from_code(code: u8) -> Option<ItemState> {
-        ItemState::ALL.get(usize::from(code)).copied()
-    }
-
-    /// The word for it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            ItemState::Ready => "ready",
-            ItemState::Delayed => "delayed",
-            ItemState::Claimed => "claimed",
-            ItemState::Done => "done",
-            ItemState::Dead => "dead",
-        }
-    }
-}
-
-impl std::fmt::Display for ItemState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
+listed! {
+    /// What an item is doing. The codes are stored.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
+    pub enum ItemState {
+        /// A worker may take it.
+        Ready = 0 as "ready",
+        /// Its time has not come: it was put in for later, or waits after a failed attempt.
+        Delayed = 1 as "delayed",
+        /// A worker has it.
+        Claimed = 2 as "claimed",
+        /// It has ended; its result is kept for a while.
+        Done = 3 as "done",
+        /// It failed for good and no workflow was told: a dead letter.
+        Dead = 4 as "dead",
     }
 }
 

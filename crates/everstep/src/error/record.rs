@@ -70,22 +70,7 @@ pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Failure, DecodeError> {
 }
 
 fn read_kind(reader: &mut Reader<'_>) -> Result<FailureKind, DecodeError> {
-    let at = reader.at();
-    Ok(match reader.uint()? {
-        0 => FailureKind::Error,
-        1 => FailureKind::Fatal,
-        2 => FailureKind::Rollback,
-        3 => FailureKind::Exhausted,
-        4 => FailureKind::TimedOut,
-        5 => FailureKind::Panic,
-        6 => FailureKind::Join,
-        7 => FailureKind::Race,
-        8 => FailureKind::Deadline,
-        9 => FailureKind::Limit,
-        10 => FailureKind::Undeliverable,
-        11 => FailureKind::Child,
-        code => return Err(reader.invalid(at, format!("{code} is no kind of failure"))),
-    })
+    reader.code(FailureKind::from_code, "kind of failure")
 }
 
 fn read_location(reader: &mut Reader<'_>) -> Result<Location, DecodeError> {

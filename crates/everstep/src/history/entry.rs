@@ -56,59 +56,60 @@ impl Entry {
 /// How many errors of failed attempts an entry keeps.
 pub(crate) const ERRORS_KEPT: usize = 10;
 
-/// What kind of operation an entry belongs to. The codes are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[repr(u8)]
-pub enum EntryKind {
-    /// `ctx.step`
-    Step = 0,
-    /// `ctx.sleep`
-    Sleep = 1,
-    /// `ctx.listen`, `ctx.receive`
-    Listen = 2,
-    /// `ctx.join`
-    Join = 3,
-    /// `ctx.map`
-    Map = 4,
-    /// `ctx.race`
-    Race = 5,
-    /// `ctx.attempt`
-    Attempt = 6,
-    /// `ctx.repeat`
-    Repeat = 7,
-    /// The start of an iteration of `ctx.repeat`; its value is the state.
-    Iteration = 8,
-    /// `ctx.scope`
-    Scope = 9,
-    /// `ctx.version`
-    Version = 10,
-    /// `ctx.removed`
-    Removed = 11,
-    /// `ctx.send`
-    Send = 12,
-    /// The compensation of a step.
-    Rollback = 13,
-    /// `ctx.event`
-    Event = 14,
-    /// `ctx.publish`
-    Publish = 15,
-    /// `ctx.deferred`
-    Deferred = 16,
-    /// A look at a deferred, without a wait.
-    Peek = 17,
-    /// `ctx.child`
-    Child = 18,
-    /// `ctx.finished`
-    Finished = 19,
-    /// `ctx.enqueue`
-    Enqueue = 20,
-    /// The wait for a limit.
-    Limit = 21,
-    /// `ctx.transaction`
-    Transaction = 22,
-    /// `ctx.continue_as`. Never stored: what comes after it has a history of its own.
-    Continue = 23,
+listed! {
+    /// What kind of operation an entry belongs to. The codes are stored.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum EntryKind {
+        /// `ctx.step`
+        Step = 0,
+        /// `ctx.sleep`
+        Sleep = 1,
+        /// `ctx.listen`, `ctx.receive`
+        Listen = 2,
+        /// `ctx.join`
+        Join = 3,
+        /// `ctx.map`
+        Map = 4,
+        /// `ctx.race`
+        Race = 5,
+        /// `ctx.attempt`
+        Attempt = 6,
+        /// `ctx.repeat`
+        Repeat = 7,
+        /// The start of an iteration of `ctx.repeat`; its value is the state.
+        Iteration = 8,
+        /// `ctx.scope`
+        Scope = 9,
+        /// `ctx.version`
+        Version = 10,
+        /// `ctx.removed`
+        Removed = 11,
+        /// `ctx.send`
+        Send = 12,
+        /// The compensation of a step.
+        Rollback = 13,
+        /// `ctx.event`
+        Event = 14,
+        /// `ctx.publish`
+        Publish = 15,
+        /// `ctx.deferred`
+        Deferred = 16,
+        /// A look at a deferred, without a wait.
+        Peek = 17,
+        /// `ctx.child`
+        Child = 18,
+        /// `ctx.finished`
+        Finished = 19,
+        /// `ctx.enqueue`
+        Enqueue = 20,
+        /// The wait for a limit.
+        Limit = 21,
+        /// `ctx.transaction`
+        Transaction = 22,
+        /// `ctx.continue_as`. Never stored: what comes after it has a history of its own.
+        Continue = 23,
+    }
 }
 
 impl EntryKind {
@@ -142,25 +143,26 @@ impl EntryKind {
     }
 }
 
-/// How far an operation is. The codes are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[repr(u8)]
-pub enum EntryStatus {
-    /// A body runs, or the operation only gives structure to others.
-    Running = 0,
-    /// It waits for a time, a message, or its next attempt.
-    Waiting = 1,
-    /// It gave a value.
-    Completed = 2,
-    /// It failed with an error that is not tried again.
-    Failed = 3,
-    /// All its attempts failed.
-    Exhausted = 4,
-    /// Its time ran out.
-    TimedOut = 5,
-    /// It was given up.
-    Cancelled = 6,
+listed! {
+    /// How far an operation is. The codes are stored.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum EntryStatus {
+        /// A body runs, or the operation only gives structure to others.
+        Running = 0,
+        /// It waits for a time, a message, or its next attempt.
+        Waiting = 1,
+        /// It gave a value.
+        Completed = 2,
+        /// It failed with an error that is not tried again.
+        Failed = 3,
+        /// All its attempts failed.
+        Exhausted = 4,
+        /// Its time ran out.
+        TimedOut = 5,
+        /// It was given up.
+        Cancelled = 6,
+    }
 }
 
 impl EntryStatus {

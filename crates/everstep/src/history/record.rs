@@ -265,48 +265,11 @@ fn read_message(
 }
 
 fn read_kind(reader: &mut Reader<'_>) -> Result<EntryKind, DecodeError> {
-    let at = reader.at();
-    Ok(match reader.uint()? {
-        0 => EntryKind::Step,
-        1 => EntryKind::Sleep,
-        2 => EntryKind::Listen,
-        3 => EntryKind::Join,
-        4 => EntryKind::Map,
-        5 => EntryKind::Race,
-        6 => EntryKind::Attempt,
-        7 => EntryKind::Repeat,
-        8 => EntryKind::Iteration,
-        9 => EntryKind::Scope,
-        10 => EntryKind::Version,
-        11 => EntryKind::Removed,
-        12 => EntryKind::Send,
-        13 => EntryKind::Rollback,
-        14 => EntryKind::Event,
-        15 => EntryKind::Publish,
-        16 => EntryKind::Deferred,
-        17 => EntryKind::Peek,
-        18 => EntryKind::Child,
-        19 => EntryKind::Finished,
-        20 => EntryKind::Enqueue,
-        21 => EntryKind::Limit,
-        22 => EntryKind::Transaction,
-        23 => EntryKind::Continue,
-        code => return Err(reader.invalid(at, format!("{code} is no kind of operation"))),
-    })
+    reader.code(EntryKind::from_code, "kind of operation")
 }
 
 fn read_status(reader: &mut Reader<'_>) -> Result<EntryStatus, DecodeError> {
-    let at = reader.at();
-    Ok(match reader.uint()? {
-        0 => EntryStatus::Running,
-        1 => EntryStatus::Waiting,
-        2 => EntryStatus::Completed,
-        3 => EntryStatus::Failed,
-        4 => EntryStatus::Exhausted,
-        5 => EntryStatus::TimedOut,
-        6 => EntryStatus::Cancelled,
-        code => return Err(reader.invalid(at, format!("{code} is no status of an operation"))),
-    })
+    reader.code(EntryStatus::from_code, "status of an operation")
 }
 
 #[cfg(test)]

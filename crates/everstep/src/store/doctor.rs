@@ -154,47 +154,31 @@ pub struct RunFacts {
     pub registered: Vec<(InboxKind, Vec<u8>)>,
 }
 
-/// The part of the whole that a rule is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Check {
-    /// Each live run has a reason to wake.
-    Wake,
-    /// No row belongs to something that is not there.
-    Orphans,
-    /// Numbers follow each other.
-    Sequences,
-    /// Runs are in shards of pools that exist, and shards are held by runners that exist.
-    Shards,
-    /// What is stored can be read.
-    Formats,
-    /// Limits count the places under them.
-    Limits,
-    /// Schedules that are not paused have a next tick.
-    Schedules,
-    /// Events are with those who wait for them.
-    Events,
-    /// The file, or the database, is sound.
-    Integrity,
-    /// Where there are copies of the database, one of them has everything.
-    Replication,
-}
-
-impl Check {
-    /// Its name, in a word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Check::Wake => "wake",
-            Check::Orphans => "orphans",
-            Check::Sequences => "sequences",
-            Check::Shards => "shards",
-            Check::Formats => "formats",
-            Check::Limits => "limits",
-            Check::Schedules => "schedules",
-            Check::Events => "events",
-            Check::Integrity => "integrity",
-            Check::Replication => "replication",
-        }
+listed! {
+    /// The part of the whole that a rule is about.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
+    pub enum Check {
+        /// Each live run has a reason to wake.
+        Wake as "wake",
+        /// No row belongs to something that is not there.
+        Orphans as "orphans",
+        /// Numbers follow each other.
+        Sequences as "sequences",
+        /// Runs are in shards of pools that exist, and shards are held by runners that exist.
+        Shards as "shards",
+        /// What is stored can be read.
+        Formats as "formats",
+        /// Limits count the places under them.
+        Limits as "limits",
+        /// Schedules that are not paused have a next tick.
+        Schedules as "schedules",
+        /// Events are with those who wait for them.
+        Events as "events",
+        /// The file, or the database, is sound.
+        Integrity as "integrity",
+        /// Where there are copies of the database, one of them has everything.
+        Replication as "replication",
     }
 }
 
@@ -292,6 +276,18 @@ macro_rules! stale_wait {
         }
     };
 }
+
+/// What the rules about the rows of runs have in common.
+const OF_RUNS: Rule = Rule {
+    check: Check::Wake,
+    table: "everstep_runs",
+    key: &[("no", Int)],
+    others: "",
+    run: "no",
+    broken: "",
+    remedy: Remedy::None,
+    what: "",
+};
 
 /// All rules, in the order in which they are mended: what counts others comes after them.
 pub(crate) const RULES: &[Rule] = &[
@@ -403,10 +399,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         check: Check::Orphans,
-        table: "everstep_runs",
-        key: &[("no", Int)],
         others: "workflow, key, generation",
-        run: "no",
         // Later generations may be of another workflow, and do not say which the key belongs to.
         broken: "t.key IS NOT NULL AND t.generation = 1 AND NOT EXISTS (SELECT 1 FROM everstep_keys \
                  WHERE everstep_keys.workflow = t.workflow AND everstep_keys.key = t.key)",
@@ -415,13 +408,11 @@ pub(crate) const RULES: &[Rule] = &[
         ),
         what: "{run} was started with a key that does not lead to it: a second start with that \
                key would do everything once more",
+        ..OF_RUNS
     },
     Rule {
         check: Check::Orphans,
-        table: "everstep_runs",
-        key: &[("no", Int)],
         others: "workflow, key, generation",
-        run: "no",
         // Nearly all have it under their workflow; the others are looked for under each that has keys.
         broken: "t.key IS NOT NULL AND t.generation > 1 AND NOT EXISTS (SELECT 1 FROM everstep_keys \
                  WHERE everstep_keys.workflow = t.workflow AND everstep_keys.key = t.key AND everstep_keys.run = t.no) \
@@ -434,6 +425,7 @@ pub(crate) const RULES: &[Rule] = &[
         what: "{run} was started with a key that does not lead to it any more, and has continued \
                since, perhaps as another workflow: before anybody starts it again with that key, \
                look for it by its id",
+        ..OF_RUNS
     },
     stale_wait!(
         "everstep_event_waiters",
@@ -593,79 +585,65 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         check: Check::Shards,
-        table: "everstep_runs",
-        key: &[("no", Int)],
         others: "shard, pool",
-        run: "no",
         broken: "NOT EXISTS (SELECT 1 FROM everstep_pools WHERE everstep_pools.no = t.shard / 256) \
                  AND NOT EXISTS (SELECT 1 FROM everstep_pools WHERE everstep_pools.name = t.pool)",
         remedy: Remedy::PutBack("INTO everstep_pools (no, name) SELECT t.shard / 256, t.pool"),
         what: "{run} is in a shard of a pool that does not exist: nobody takes it up",
+        ..OF_RUNS
     },
     Rule {
         check: Check::Shards,
-        table: "everstep_runs",
-        key: &[("no", Int)],
         others: "shard, pool",
-        run: "no",
         broken: "NOT EXISTS (SELECT 1 FROM everstep_pools WHERE everstep_pools.no = t.shard / 256) \
                  AND EXISTS (SELECT 1 FROM everstep_pools WHERE everstep_pools.name = t.pool)",
         remedy: Remedy::None,
         what: "{run} is in a shard of a pool that does not exist, and its own pool has another \
                number: move it to a pool that is there",
+        ..OF_RUNS
     },
     Rule {
         check: Check::Formats,
-        table: "everstep_runs",
-        key: &[("no", Int)],
         others: "status, generation",
-        run: "no",
         broken: "t.status NOT IN (0, 1, 2, 3, 4, 5, 6, 7) OR t.generation < 1",
         remedy: Remedy::None,
         what: "{run} has a status or a generation that cannot be: restore it from a backup",
+        ..OF_RUNS
     },
     Rule {
         check: Check::Wake,
-        table: "everstep_runs",
-        key: &[("no", Int)],
         others: "status, available_at",
-        run: "no",
         broken: "t.status = 0 AND t.available_at IS NULL",
         remedy: Remedy::Set("available_at = t.no >> 20"),
         what: "{run} is pending and has no time at which it is taken up",
+        ..OF_RUNS
     },
     Rule {
         check: Check::Wake,
-        table: "everstep_runs",
-        key: &[("no", Int)],
         others: "status, available_at",
-        run: "no",
         broken: "t.status IN (5, 6, 7) AND t.available_at IS NOT NULL",
         remedy: Remedy::Set("available_at = NULL"),
         what: "{run} has ended, and is due all the same: its owner takes it up again and again",
+        ..OF_RUNS
     },
     Rule {
         check: Check::Sequences,
-        table: "everstep_runs",
-        key: &[("no", Int)],
         others: "status, finished_at",
-        run: "no",
         broken: "t.status IN (5, 6, 7) AND t.finished_at IS NULL",
         remedy: Remedy::Set("finished_at = updated_at"),
         what: "{run} has ended, and the row does not say when: retention never deletes it",
+        ..OF_RUNS
     },
     Rule {
         check: Check::Sequences,
-        table: "everstep_runs",
-        key: &[("no", Int)],
         others: "inbox_seq",
-        run: "no",
         broken: "t.inbox_seq < (SELECT coalesce(max(seq), 0) FROM everstep_inbox WHERE everstep_inbox.run = t.no)",
         remedy: Remedy::Set(
             "inbox_seq = (SELECT max(seq) FROM everstep_inbox WHERE everstep_inbox.run = t.no), available_at = CASE \
              WHEN t.status IN (0, 1, 2) THEN t.no >> 20 ELSE t.available_at END",
         ),
         what: "{run} has messages with higher numbers than it was ever sent: it does not see them",
+        ..OF_RUNS
     },
     Rule {
         check: Check::Formats,

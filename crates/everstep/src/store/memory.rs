@@ -335,19 +335,6 @@ impl Store for MemoryStore {
         Ok(runs.filter(|run| run.matches(filter)).take(limit).map(|run| run.row()).collect())
     }
 
-    fn find(
-        &self,
-        filter: &Filter,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunId>, StoreError> {
-        let data = self.read();
-        let last = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let older = data.runs.range((Bound::Unbounded, last)).rev();
-        let runs = older.map(|(_, run)| run).filter(|run| run.matches(filter));
-        Ok(runs.take(limit).map(|run| run.head.id).collect())
-    }
-
     fn finished_before(
         &self,
         workflow: &str,

@@ -54,34 +54,16 @@ impl fmt::Debug for ApiTokenRow {
     }
 }
 
-/// What somebody may do over the HTTP API. Each role may do what those before it may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// See everything but the audit log.
-    Read,
-    /// Change single runs, start them, send to them, tend schedules and queues.
-    Operate,
-    /// Everything: delete, change many runs at once, move runs, read the audit log, make tokens.
-    Admin,
-}
-
-impl Role {
-    /// All roles, the one that may do least first.
-    pub const ALL: [Role; 3] = [Role::Read, Role::Operate, Role::Admin];
-
-    /// Its name: `read`, `operate` or `admin`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Role::Read => "read",
-            Role::Operate => "operate",
-            Role::Admin => "admin",
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+listed! {
+    /// What somebody may do over the HTTP API. Each role may do what those before it may.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Role {
+        /// See everything but the audit log.
+        Read as "read",
+        /// Change single runs, start them, send to them, tend schedules and queues.
+        Operate as "operate",
+        /// Everything: delete, change many runs at once, move runs, read the audit log, make tokens.
+        Admin as "admin",
     }
 }
 

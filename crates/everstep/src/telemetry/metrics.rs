@@ -80,39 +80,23 @@ pub struct WorkflowMetrics {
     pub ended: BTreeMap<RunStatus, u64>,
 }
 
-/// How an attempt at a step has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum AttemptOutcome {
-    /// With a result.
-    Completed,
-    /// With an error, after which it is made again.
-    Retried,
-    /// With an error, for good.
-    Failed,
-    /// Its time ran out, for good.
-    TimedOut,
+listed! {
+    /// How an attempt at a step has ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
+    pub enum AttemptOutcome {
+        /// With a result.
+        Completed as "completed",
+        /// With an error, after which it is made again.
+        Retried as "retried",
+        /// With an error, for good.
+        Failed as "failed",
+        /// Its time ran out, for good.
+        TimedOut as "timed_out",
+    }
 }
 
 impl AttemptOutcome {
-    /// All of them.
-    pub const ALL: [AttemptOutcome; 4] = [
-        AttemptOutcome::Completed,
-        AttemptOutcome::Retried,
-        AttemptOutcome::Failed,
-        AttemptOutcome::TimedOut,
-    ];
-
-    /// The word for it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            AttemptOutcome::Completed => "completed",
-            AttemptOutcome::Retried => "retried",
-            AttemptOutcome::Failed => "failed",
-            AttemptOutcome::TimedOut => "timed_out",
-        }
-    }
-
     fn of(status: EntryStatus) -> AttemptOutcome {
         match status {
             EntryStatus::Completed => AttemptOutcome::Completed,

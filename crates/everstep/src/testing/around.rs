@@ -59,6 +59,23 @@ impl Call<'_> {
     }
 }
 
+/// A call that decides what becomes of runs, with all that it takes to make it again in another store.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// [`Store::commit`].
+    Commit(Batch),
+    /// [`Store::register_runner`].
+    Register(NewRunner),
+    /// [`Store::heartbeat`].
+    Heartbeat(Fence, Timestamp, Duration),
+    /// [`Store::take_shards`].
+    Take(Fence, Timestamp, ShardSet, Vec<Uuid>),
+    /// [`Store::release_shards`].
+    Release(Fence, ShardSet),
+    /// [`Store::deregister_runner`].
+    Deregister(Fence),
+}
+
 /// A store around another one. The methods with a default are those of [`Store`] that such a store may
 /// want to answer itself.
 pub trait Around: Send + Sync + 'static {

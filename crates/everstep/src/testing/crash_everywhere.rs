@@ -107,14 +107,34 @@ pub struct CrashTest {
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-type StartRun =
+pub(super) type StartRun =
     Arc<dyn Fn(Client) -> Boxed<'static, Result<StartedRun, ClientError>> + Send + Sync>;
 type Check = Arc<dyn Fn(&Ending, &Ledger) -> Result<(), String> + Send + Sync>;
 
-struct StartedRun {
-    id: RunId,
+pub(super) struct StartedRun {
+    pub(super) id: RunId,
     attached: bool,
     input_differs: bool,
+}
+
+/// Starts a run of this workflow, or finds the one that has this key.
+pub(super) fn start_run<W>(workflow: W, input: W::Input, key: &'static str) -> StartRun
+where
+    W: WorkflowRef + Clone + Send + Sync + 'static,
+    W::Input: Clone + Send + Sync,
+    W::Output: Send,
+{
+    Arc::new(move |client| {
+        let started = client.start(workflow.clone(), input.clone()).key(key);
+        Box::pin(async move {
+            let run = started.await?;
+            Ok(StartedRun {
+                id: run.id(),
+                attached: run.attached(),
+                input_differs: run.input_differs(),
+            })
+        })
+    })
 }
 
 /// What happens to the run from outside, in order.
@@ -246,19 +266,8 @@ impl CrashTest {
         W::Input: Clone + Send + Sync,
         W::Output: Send,
     {
-        let start: StartRun = Arc::new(move |client| {
-            let started = client.start(workflow.clone(), input.clone()).key(KEY);
-            Box::pin(async move {
-                let run = started.await?;
-                Ok(StartedRun {
-                    id: run.id(),
-                    attached: run.attached(),
-                    input_differs: run.input_differs(),
-                })
-            })
-        });
         CrashTest {
-            start,
+            start: start_run(workflow, input, KEY),
             engine: Vec::new(),
             actions: Vec::new(),
             check: None,

@@ -3,8 +3,17 @@
 //! What bodies and clients in a simulation use instead of the system's own: see the rules of the
 //! module `seam`.
 
+mod sky;
+mod store;
+
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::sync::oneshot;
+
+pub use self::{
+    sky::{Sky, WRONG_MAX, Window},
+    store::{Counts, Kind, Server, SimStore},
+};
 pub use crate::seam::sim::{
     At, Clocks, Config, Fault, Faults, Report, Rng, SimProcess, SimThread, Trace, is_traced,
     new_process, note, right_time, simulate, this_process, time,
@@ -55,6 +64,17 @@ pub fn calendar() -> SystemTime {
 /// Sleeps.
 pub fn sleep(how_long: Duration) {
     crate::seam::sleep(how_long, "sleep");
+}
+
+/// Waits in a future.
+pub async fn pause(how_long: Duration) {
+    let (sender, is_over) = oneshot::channel();
+    spawn("timer", move || {
+        sleep(how_long);
+        // A body that was dropped does not wait any more.
+        _ = sender.send(());
+    });
+    _ = is_over.await;
 }
 
 /// Whether the process of this thread was killed.

@@ -12,7 +12,10 @@ use std::{
 use everstep::{
     RunId, RunStatus,
     store::{DeadLetter, InboxRow, MemoryStore, RunRow},
-    testing::{self, simulation::Report},
+    testing::{
+        self,
+        simulation::{Report, Server},
+    },
 };
 
 use super::{
@@ -27,7 +30,7 @@ use crate::{
         perform::{Code, perform},
         program::End,
     },
-    world::{engines::Engines, store::Server},
+    world::engines::Engines,
 };
 
 /// What is left of a life.
@@ -72,8 +75,11 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         judgement.check_children();
     }
     let mut violations = std::mem::take(&mut ledger.book().violations);
-    let written = left.server.violations.lock();
-    violations.append(&mut written.unwrap_or_else(PoisonError::into_inner));
+    let passed_over = left.server.passed_over.lock();
+    let passed_over = passed_over.unwrap_or_else(PoisonError::into_inner);
+    let promise = Promise::NothingSentIsLost;
+    let lost = passed_over.iter().map(|what| Violation { promise, what: what.clone() });
+    violations.extend(lost);
     violations
 }
 

@@ -165,11 +165,10 @@ pub(crate) struct Book {
     pub(crate) stays: Vec<Arc<Stay>>,
     /// The last stay of a generation of a run that has started a body.
     moved_on: BTreeMap<(RunId, u32), usize>,
-    /// The last attempt at a step that has begun, for each attempt at its run. The attempts before
-    /// it are in the history for good.
-    attempts: BTreeMap<(Place, u32), u32>,
     /// The values that bodies have given.
     pub(crate) given: BTreeMap<Place, Vec<u64>>,
+    /// The last attempt of a step that has started, in each attempt of its run.
+    attempts: BTreeMap<(Place, u32), u32>,
     pub(crate) bodies: u64,
     pub(crate) sendings: Vec<Sending>,
     /// What the generations of runs have come to, those that have begun the next one.

@@ -1,10 +1,9 @@
 //! Bodies of steps: they take their time, and write into the ledger that they did.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use everstep::{Rollback, Token, prelude::*, testing::simulation};
 use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
 
 use super::{
     events::PROMISE,
@@ -103,7 +102,7 @@ pub(crate) async fn run_async(made: &Made, step: Step) -> Result<Done> {
     let running = made.begin(&step);
     simulation::point("in a body");
     if !made.op.lasts.is_zero() {
-        pause(made.op.lasts).await;
+        simulation::pause(made.op.lasts).await;
         running.goes_on();
     }
     running.end()
@@ -128,7 +127,7 @@ pub(crate) async fn run_spawned(made: Made, step: Step) -> Result<Done> {
     let running = made.begin_elsewhere(&step);
     simulation::point("in a spawned body");
     if !made.op.lasts.is_zero() {
-        pause(made.op.lasts).await;
+        simulation::pause(made.op.lasts).await;
         running.goes_on();
     }
     running.end()
@@ -197,15 +196,4 @@ pub(crate) async fn undo(ledger: &Ledger, stay: &Stay, undo: &Rollback) -> Resul
     ledger.undo_starts(stay, &place);
     simulation::point("in a rollback");
     Ok(())
-}
-
-/// Waits in a future.
-pub(crate) async fn pause(lasts: Duration) {
-    let (sender, is_over) = oneshot::channel();
-    simulation::spawn("timer", move || {
-        simulation::sleep(lasts);
-        // A body that was dropped does not wait any more.
-        _ = sender.send(());
-    });
-    _ = is_over.await;
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use everstep::{
-    Client, ClientError, RunError, RunHandle, Sent, Target, Token, testing::simulation,
+    Client, ClientError, RunError, RunHandle, Sent, Target, Token,
+    testing::simulation::{self, Server},
 };
 
-use super::store::Server;
 use crate::{
     oracle::{
         Promise,

@@ -11,10 +11,9 @@ use std::{
 
 use everstep::{
     Engine, EngineBuilder, EngineTools, Sabotage, WorkflowOptions,
-    testing::simulation::{self, SimThread},
+    testing::simulation::{self, Server, SimStore, SimThread},
 };
 
-use super::store::Server;
 use crate::{
     oracle::{
         Promise,
@@ -179,7 +178,7 @@ impl Engines {
         number: usize,
         version: Version,
         code: Arc<Code>,
-    ) -> impl FnOnce(Arc<super::store::SimStore>) -> EngineBuilder {
+    ) -> impl FnOnce(Arc<SimStore>) -> EngineBuilder {
         let plan = self.plan.engines[number].clone();
         let (lease, sabotage) = (self.plan.lease, self.sabotage);
         move |store| {

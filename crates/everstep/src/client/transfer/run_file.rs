@@ -195,20 +195,13 @@ fn read_id(reader: &mut Reader<'_>) -> Result<RunId, DecodeError> {
 }
 
 fn read_status(reader: &mut Reader<'_>) -> Result<RunStatus, DecodeError> {
-    let at = reader.at();
-    let code = reader.uint()?;
-    let status = u8::try_from(code).ok().and_then(RunStatus::from_code);
-    status.ok_or_else(|| reader.invalid(at, format!("{code} is no status of a run")))
+    reader.code(RunStatus::from_code, "status of a run")
 }
 
 fn read_message(reader: &mut Reader<'_>) -> Result<InboxRow, DecodeError> {
-    let seq = reader.uint()?;
-    let at = reader.at();
-    let code = reader.uint()?;
-    let kind = u8::try_from(code).ok().and_then(InboxKind::from_code);
     Ok(InboxRow {
-        seq,
-        kind: kind.ok_or_else(|| reader.invalid(at, format!("{code} is no kind of message")))?,
+        seq: reader.uint()?,
+        kind: reader.code(InboxKind::from_code, "kind of message")?,
         name: reader.string()?.to_owned(),
         body: reader.data()?.to_vec(),
         wait: reader.optional(|reader| reader.data().map(<[u8]>::to_vec))?,

@@ -7,20 +7,14 @@ impl Data {
     pub(super) fn examine(&self, ask: &Ask) -> Facts {
         match ask {
             Ask::Runs { live, after, limit } => {
-                let is_meant = |run: &&Arc<Run>| run.head.status.is_terminal() != *live;
-                let nos = |run: &Arc<Run>| run.head.id.no();
+                let meant = self.runs.iter();
+                let meant = meant.filter(|(_, run)| run.head.status.is_terminal() != *live);
+                let nos = meant.map(|(no, _)| *no);
                 Facts::Runs(match live {
-                    true => {
-                        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-                        let runs = self.runs.range((after, Bound::Unbounded));
-                        let runs = runs.map(|(_, run)| run).filter(is_meant);
-                        runs.take(*limit).map(nos).collect()
-                    }
+                    true => nos.filter(|no| Some(*no) > *after).take(*limit).collect(),
                     false => {
-                        let before = after.map_or(Bound::Unbounded, Bound::Excluded);
-                        let runs = self.runs.range((Bound::Unbounded, before)).rev();
-                        let runs = runs.map(|(_, run)| run).filter(is_meant);
-                        runs.take(*limit).map(nos).collect()
+                        let is_older = |no: &RunNo| after.is_none_or(|after| *no < after);
+                        nos.rev().filter(is_older).take(*limit).collect()
                     }
                 })
             }

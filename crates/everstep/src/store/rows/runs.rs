@@ -311,8 +311,9 @@ pub trait RunTables {
     /// Writes values that a run sets for clients, in place of those with the same key.
     fn write_state(&mut self, run: RunNo, state: &[(String, Vec<u8>)]) -> Result<(), Self::Error>;
 
-    /// Runs the body of a user's transaction. What became of it is in `transaction`; a store that has
-    /// no such bodies calls [`Transaction::refuse`]. The body may have changed any row.
+    /// Runs the body of a user's transaction (`ctx.transaction`, `ctx.pg_transaction`). What became of
+    /// it is in `transaction`. These bodies are for the SQL stores of this crate: another store calls
+    /// [`Transaction::refuse`], which fails the step with a reason.
     fn call(&mut self, transaction: &Transaction) -> Result<(), Self::Error>;
 
     /// The number of the pool with this name. A pool that is not there is made, with the number after

@@ -19,26 +19,26 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use everstep::{
-    RunNo, Timestamp,
-    store::{
-        Applied, Batch, InboxRow, MemoryStore, Outcome, Store, StoreError, WakeFn, WakeGuard, Write,
-    },
-    testing::{
-        around::{Around, Call},
-        internal,
-        simulation::{self, SimProcess},
-    },
-};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::sky::Sky;
-use crate::oracle::{Promise, Violation};
+use super::{self as simulation, SimProcess, Sky};
+use crate::{
+    run_id::RunNo,
+    store::{
+        Applied, Batch, InboxRow, MemoryStore, NewRunner, Outcome, Store, StoreError, WakeFn,
+        WakeGuard, Write,
+    },
+    testing::{
+        around::{Around, Call, Change},
+        internal,
+    },
+    time::Timestamp,
+};
 
 /// What kind of store it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A file: the processes are on one machine, the store has no clock, and a process that has ended is
     /// known to have.
     File,
@@ -48,24 +48,26 @@ pub(crate) enum Kind {
 
 /// What befell the calls of a store, counted.
 #[derive(Default)]
-pub(crate) struct Counts {
-    pub(crate) errors: AtomicU64,
-    pub(crate) unknown_outcomes: AtomicU64,
-    pub(crate) wakes_dropped: AtomicU64,
+pub struct Counts {
+    pub errors: AtomicU64,
+    pub unknown_outcomes: AtomicU64,
+    pub wakes_dropped: AtomicU64,
 }
 
 /// The store itself.
-pub(crate) struct Server {
-    pub(crate) data: MemoryStore,
-    pub(crate) counts: Counts,
+pub struct Server {
+    pub data: MemoryStore,
+    pub counts: Counts,
     kind: Kind,
     sky: Sky,
     /// How far its clock is ahead of the simulation's calendar, in milliseconds.
     ahead_ms: i64,
     /// How much faster its clock goes, in millionths.
     ppm: i64,
-    /// Promises that were seen to be broken by what was written.
-    pub(crate) violations: Mutex<Vec<Violation>>,
+    /// Waits that ran out of time over a message that was there: what was seen when it was written.
+    pub passed_over: Mutex<Vec<String>>,
+    /// What has changed the data, in order, if that is wanted.
+    pub changes: Option<Mutex<Vec<Change>>>,
     /// Waits that ran out over a message that was there, and that no code has taken so far.
     suspects: Mutex<BTreeMap<(RunNo, String), String>>,
     /// Where wake-ups are while they are on their way.
@@ -87,7 +89,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Server {
     /// An empty store, in the simulation of this thread.
-    pub(crate) fn new(kind: Kind, sky: Sky, ahead_ms: i64, ppm: i64) -> Arc<Server> {
+    pub fn new(kind: Kind, sky: Sky, ahead_ms: i64, ppm: i64, keeps_changes: bool) -> Arc<Server> {
         Arc::new(Server {
             data: MemoryStore::new(),
             counts: Counts::default(),
@@ -95,7 +97,8 @@ impl Server {
             sky,
             ahead_ms,
             ppm,
-            violations: Mutex::default(),
+            passed_over: Mutex::default(),
+            changes: keeps_changes.then(Mutex::default),
             suspects: Mutex::default(),
             network: simulation::new_process("network"),
             runners: Mutex::default(),
@@ -103,7 +106,7 @@ impl Server {
     }
 
     /// The way of a process to the store. Nothing goes wrong on one that is sheltered.
-    pub(crate) fn open(self: &Arc<Server>, process: &SimProcess, sheltered: bool) -> Arc<SimStore> {
+    pub fn open(self: &Arc<Server>, process: &SimProcess, sheltered: bool) -> Arc<SimStore> {
         Arc::new(SimStore {
             known: Mutex::default(),
             server: self.clone(),
@@ -135,8 +138,7 @@ impl Server {
             suspects.extend(passed_over.into_iter().map(|(at, what)| ((commit.run, at), what)));
             for (at, is_taken) in commit.puts.iter().filter_map(internal::timed_out_at) {
                 if is_taken && let Some(what) = suspects.remove(&(commit.run, at)) {
-                    let promise = Promise::NothingSentIsLost;
-                    lock(&self.violations).push(Violation { promise, what });
+                    lock(&self.passed_over).push(what);
                 }
             }
         }
@@ -188,7 +190,7 @@ impl Server {
 }
 
 /// The store, as one process reaches it.
-pub(crate) struct SimStore {
+pub struct SimStore {
     server: Arc<Server>,
     process: SimProcess,
     sheltered: bool,
@@ -240,6 +242,30 @@ impl SimStore {
         None
     }
 
+    /// Notes what was just made.
+    fn note_change(&self, call: Call<'_>) {
+        let Some(changes) = &self.server.changes else {
+            return;
+        };
+        let change = match call {
+            Call::Read(_) | Call::Upkeep(_) => return,
+            Call::Commit(batch) => Change::Commit(batch.clone()),
+            Call::Register(runner) => {
+                let now = self.lease_time(runner.now);
+                Change::Register(NewRunner { now, ..runner.clone() })
+            }
+            Call::Heartbeat(fence, now, lease) => {
+                Change::Heartbeat(fence, self.lease_time(now), lease)
+            }
+            Call::Take(fence, now, wanted, dead) => {
+                Change::Take(fence, self.lease_time(now), wanted.clone(), dead.to_vec())
+            }
+            Call::Release(fence, shards) => Change::Release(fence, shards.clone()),
+            Call::Deregister(fence) => Change::Deregister(fence),
+        };
+        lock(changes).push(change);
+    }
+
     /// Has heard the time of the store.
     fn hear_time(&self, said: Timestamp) {
         let at = simulation::instant();
@@ -283,6 +309,7 @@ impl Around for SimStore {
             return Err(self.server.count(error));
         }
         let answer = make(&self.server.data)?;
+        self.note_change(call);
         let said = self.server.time();
         simulation::point("made");
         on_its_way(self.sheltered, &self.server.sky, "answered");

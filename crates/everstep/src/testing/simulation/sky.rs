@@ -6,14 +6,15 @@
 
 use std::time::Duration;
 
-use everstep::testing::simulation::{self, At, Fault, Faults, Rng};
 use serde::{Deserialize, Serialize};
+
+use super::{self as simulation, At, Fault, Faults, Rng};
 
 /// A span of time in a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Window {
-    pub(crate) from: Duration,
-    pub(crate) to: Duration,
+pub struct Window {
+    pub from: Duration,
+    pub to: Duration,
 }
 
 impl Window {
@@ -24,44 +25,44 @@ impl Window {
 
 /// What goes wrong in a life, and how often.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Sky {
+pub struct Sky {
     /// Faults stop at this time.
-    pub(crate) calm_after: Duration,
+    pub calm_after: Duration,
     /// Of a million points, at how many a process is killed.
-    pub(crate) kills: u64,
+    pub kills: u64,
     /// At how many an activity is stalled.
-    pub(crate) stalls: u64,
+    pub stalls: u64,
     /// At how many a process is.
-    pub(crate) process_stalls: u64,
+    pub process_stalls: u64,
     /// At how many the calendar of a process is set.
-    pub(crate) jumps: u64,
+    pub jumps: u64,
     /// The longest stall.
-    pub(crate) stall_max: Duration,
+    pub stall_max: Duration,
     /// The longest way of a request to the store, or of its answer.
-    pub(crate) latency_max: Duration,
+    pub latency_max: Duration,
     /// Of a thousand calls, how many the store refuses for a moment.
-    pub(crate) busy: u32,
+    pub busy: u32,
     /// How many fail before anything was done.
-    pub(crate) failures: u32,
+    pub failures: u32,
     /// How many answers are lost: what was asked is done, and the caller is not told.
-    pub(crate) lost_answers: u32,
+    pub lost_answers: u32,
     /// How many commits have an outcome that is not known, and were not made.
-    pub(crate) lost_commits: u32,
+    pub lost_commits: u32,
     /// When the store cannot be reached.
-    pub(crate) away: Vec<Window>,
+    pub away: Vec<Window>,
     /// When the disk is full.
-    pub(crate) full: Vec<Window>,
+    pub full: Vec<Window>,
     /// Of a thousand wake-ups for a process, how many get lost.
-    pub(crate) dropped_wakes: u32,
+    pub dropped_wakes: u32,
     /// How many come twice.
-    pub(crate) doubled_wakes: u32,
+    pub doubled_wakes: u32,
     /// How many come late.
-    pub(crate) late_wakes: u32,
+    pub late_wakes: u32,
 }
 
 impl Sky {
     /// The sky of a seed, over engines with this lease.
-    pub(crate) fn draw(rng: &mut Rng, lease: Duration) -> Sky {
+    pub fn draw(rng: &mut Rng, lease: Duration) -> Sky {
         let calm_after = lease * 4 + rng.up_to(lease * 16);
         // A scale for all rates: one of four lives is calm, one is a storm.
         let scale = [0, 1, 4, 16][rng.below(4) as usize];
@@ -83,8 +84,8 @@ impl Sky {
         let mut per_mille = |most: u64| rate(rng, most) as u32;
         sky.busy = per_mille(20);
         sky.failures = per_mille(10);
-        sky.lost_answers = per_mille(5);
-        sky.lost_commits = per_mille(5);
+        sky.lost_answers = per_mille(15);
+        sky.lost_commits = per_mille(15);
         sky.dropped_wakes = per_mille(200);
         sky.doubled_wakes = per_mille(100);
         sky.late_wakes = per_mille(200);
@@ -95,34 +96,34 @@ impl Sky {
         sky
     }
 
-    pub(crate) fn is_calm(&self, time: Duration) -> bool {
+    pub fn is_calm(&self, time: Duration) -> bool {
         time >= self.calm_after
     }
 
     /// Whether also everything has gone on that was stalled before it was calm.
-    pub(crate) fn is_settled(&self, time: Duration) -> bool {
+    pub fn is_settled(&self, time: Duration) -> bool {
         time >= self.calm_after + self.stall_max * 2
     }
 
     /// Whether something happens now that has so many chances in a thousand before it is calm.
-    pub(crate) fn happens(&self, per_mille: u32) -> bool {
+    pub fn happens(&self, per_mille: u32) -> bool {
         per_mille > 0
             && !self.is_calm(simulation::time())
             && simulation::random() % 1_000 < u64::from(per_mille)
     }
 
-    pub(crate) fn is_away(&self) -> bool {
+    pub fn is_away(&self) -> bool {
         let time = simulation::time();
         self.away.iter().any(|window| window.has(time))
     }
 
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         let time = simulation::time();
         self.full.iter().any(|window| window.has(time))
     }
 
     /// How long a request or an answer is on its way.
-    pub(crate) fn latency(&self) -> Duration {
+    pub fn latency(&self) -> Duration {
         let most = match self.is_calm(simulation::time()) {
             true => self.latency_max.min(Duration::from_millis(5)),
             false => self.latency_max,
@@ -139,7 +140,7 @@ impl Sky {
     }
 
     /// What befalls whom, at points.
-    pub(crate) fn faults(&self) -> Faults {
+    pub fn faults(&self) -> Faults {
         let sky = self.clone();
         Box::new(move |at, rng| sky.fault(at, rng))
     }
@@ -158,7 +159,7 @@ impl Sky {
         if is_drawn(self.kills) {
             return Some(Fault::Kill);
         }
-        if is_drawn(self.stalls) {
+        if is_drawn(self.stalls * weight_of(at.label)) {
             return Some(Fault::StallActivity(rng.up_to(self.stall_max)));
         }
         if is_drawn(self.process_stalls) {
@@ -174,13 +175,22 @@ impl Sky {
     }
 }
 
+/// How much more often an activity is stalled at a point than at others: between the look at a lease and
+/// a body, and between a read of the store and what follows from it, the world may change most.
+fn weight_of(label: &str) -> u64 {
+    match label {
+        "lease check" | "poll" | "made" => 12,
+        _ => 1,
+    }
+}
+
 /// Whether something may befall a process of this name.
 fn is_mortal(process: &str) -> bool {
     process.starts_with("engine") || process.starts_with("client")
 }
 
 /// The longest time by which a calendar is wrong for good.
-pub(crate) const WRONG_MAX: Duration = Duration::from_secs(60);
+pub const WRONG_MAX: Duration = Duration::from_secs(60);
 
 /// A calendar is set: by a little for good, or by a lot for a moment, which has no effect.
 fn jump(rng: &mut Rng) -> Fault {
