@@ -347,7 +347,7 @@ impl Ledger {
         let last = book.attempts.entry(of).or_insert(attempt);
         let before = std::mem::replace(last, attempt);
         drop(book);
-        // One that runs out of time before its body starts is not seen here.
+        // One may be missing: its time can run out while its body still waits for a thread.
         if attempt < before {
             let process = &stay.process;
             let what = format!("attempt {attempt} of {place} starts in {process} after {before}");
