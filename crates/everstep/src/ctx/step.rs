@@ -223,8 +223,11 @@ impl Ctx {
                 let work = move || {
                     // The body may have waited for a thread: its lease may be over since, or its run
                     // may have left memory and gone on elsewhere under a lease that lasts.
-                    if !permit.allows() || step.cancellation().is_cancelled() {
+                    if !permit.allows() {
                         return refuse(step.cancellation());
+                    }
+                    if step.cancellation().is_cancelled() {
+                        return give_up();
                     }
                     span.in_scope(|| sealer.encode(&body(step)?))
                 };
@@ -300,6 +303,12 @@ fn refuse(token: &Cancellation) -> Result<Vec<u8>> {
     Err(Error::fatal("the lease of its runner is over"))
 }
 
+/// Ends a body that was told to stop before it began. It is treated as one that has seen its token: after
+/// its timeout the attempt has timed out, else it is made again when the run goes on.
+fn give_up() -> Result<Vec<u8>> {
+    Err(Error::fatal("its step was given up before its body began"))
+}
+
 /// A spawned body. It is polled on another thread than its run, so each poll asks for the lease: a
 /// process that was stopped past it goes on in here, before any other thread of it has noticed.
 ///
@@ -317,14 +326,14 @@ impl<F: Future<Output = Result<Vec<u8>>>> Future for Leased<F> {
     type Output = Result<Vec<u8>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let is_given_up = |token: &Cancellation, has_begun: bool| match has_begun {
-            true => token.is_stopped(),
-            false => token.is_cancelled(),
-        };
-        if !self.permit.allows() || is_given_up(&self.token, self.has_begun) {
+        let has_begun = std::mem::replace(&mut self.has_begun, true);
+        // The lease first: while it is asked for, the body may be stopped.
+        if !self.permit.allows() || self.token.is_stopped() {
             self.work = None;
+        } else if !has_begun && self.token.is_cancelled() {
+            self.work = None;
+            return Poll::Ready(give_up());
         }
-        self.has_begun = true;
         match &mut self.work {
             Some(work) => work.as_mut().poll(cx),
             None => Poll::Ready(refuse(&self.token)),
@@ -875,7 +884,8 @@ impl<'a> RawStep<'a> {
 impl Drop for RawStep<'_> {
     fn drop(&mut self) {
         if let (Some(cancellation), Some(_)) = (&self.cancellation, &self.body) {
-            cancellation.cancel();
+            // A spawned body may be in a poll that an abort does not end: its next one is refused.
+            cancellation.stop();
         }
     }
 }
@@ -915,6 +925,16 @@ mod tests {
         let token = Cancellation::new(None);
         token.cancel();
         assert_eq!(polls_of(&token, |_| ()), (0, true));
+    }
+
+    /// The body of a step whose time was over was refused as if its lease had been: the attempt was made
+    /// again, with a new time limit, and so on for as long as the runtime was slow.
+    #[test]
+    fn a_body_that_is_given_up_before_it_begins_is_not_taken_for_one_that_lost_its_lease() {
+        let token = Cancellation::new(None);
+        token.cancel();
+        assert_eq!(polls_of(&token, |_| ()), (0, true));
+        assert!(token.is_seen() && !token.is_stopped());
     }
 
     #[test]
