@@ -279,7 +279,7 @@ pub(crate) struct State {
     /// The recorded completions that are still to be offered, by number.
     pub(crate) replay: VecDeque<(u64, Key)>,
     /// Whether what the code does besides operations is known to be durable already: true from
-    /// loading a run that has taken a completion until it is live.
+    /// loading a run that has made a commit of its own until it is live.
     pub(crate) quiet_effects: bool,
     /// The highest number that was taken.
     pub(crate) taken: u64,

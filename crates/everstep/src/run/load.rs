@@ -359,9 +359,11 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
     let mut order = Vec::new();
     let mut highest = 0;
     let resumed = !records.entries.is_empty();
+    let mut has_moved = false;
     for (key, entry) in records.entries {
         let past = stage == Stage::Forward && is_past(&key, &jumps);
         highest = highest.max(entry.number.unwrap_or(0));
+        has_moved |= !is_bare_result(&entry);
         if let (Some(number), false) = (entry.number, past) {
             order.push((number, key.clone()));
         }
@@ -372,15 +374,24 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
     }
     order.sort();
     st.replay = VecDeque::from(order);
-    // A run that was paused in its first body has the result, and nothing of what its code did before.
-    // Without a number nothing else was set since, so it can be set again.
-    st.quiet_effects = highest > 0;
+    // A run that was paused in its first body has the result, and nothing of what its code did before:
+    // that is set again. In any other run the first commit has stored it, and a client may have changed a
+    // tag since.
+    st.quiet_effects = has_moved;
     if stage == Stage::Collecting {
         st.mode = Mode::Collect;
     } else if resumed {
         st.mode = Mode::Replay;
     }
     flush.stored_number = highest;
+}
+
+/// Whether this may have been stored without what the code had set before: the result of a body that
+/// nobody has taken.
+fn is_bare_result(entry: &Entry) -> bool {
+    let has_body =
+        matches!(entry.kind, EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction);
+    has_body && entry.status.is_terminal() && entry.number.is_none()
 }
 
 /// The iterations that each loop has begun, in order, by the key of the loop.

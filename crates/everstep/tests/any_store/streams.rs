@@ -658,6 +658,29 @@ async fn what_was_set_before_a_pause_in_the_first_body_is_not_lost() {
     engine.shutdown().await;
 }
 
+/// A replay that set it again would overwrite what a client has made of it since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tag_that_a_client_has_changed_stays_when_the_run_is_read_again() {
+    let engine = Engine::on(testing::store()).clock(VirtualClock::new());
+    let engine = engine.register_fn(RUN, |ctx: Ctx, _: u32| async move {
+        ctx.set_tag("phase", "new")?;
+        let word: String = ctx.listen("go").await?;
+        Ok(json!(word))
+    });
+    let engine = engine.start().await.unwrap();
+    let run = engine.client().start(RUN, 0).await.unwrap();
+    until("the run to be parked and to leave memory", async || {
+        engine.evict(run.id()).await.then_some(())
+    })
+    .await;
+    assert!(run.tag("phase", "reviewed").await.unwrap());
+    run.send("go", &"on").await.unwrap();
+    run.result().await.unwrap();
+    let info = run.info().await.unwrap();
+    assert_eq!(info.tags, [("phase".to_owned(), "reviewed".to_owned())]);
+    engine.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn emitted_items_survive_a_power_cut_at_any_point() {
     let test = CrashTest::new(RUN, 2).of(&["emit", "step emit"]).engine(|builder| {
