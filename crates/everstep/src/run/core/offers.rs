@@ -4,10 +4,11 @@
 //! completion, one at a time, while the run is quiet. The number is given when the workflow takes
 //! it. Replay offers exactly the recorded numbers. The one shortcut is in [`Core::finish_body`].
 
-use super::{Core, Mode, Phase, State, timers::Timer};
+use super::{Core, Mode, Phase, State};
 use crate::{
     history::{Entry, EntryKind, EntryValue, OpId, TakenMessage},
     sabotage::Sabotage,
+    time::Timestamp,
 };
 
 impl Core {
@@ -22,7 +23,7 @@ impl Core {
     /// The next completion to offer, removed from the list.
     pub(crate) fn next_offer(&self) -> Option<(usize, OpId)> {
         let mut st = self.state.borrow_mut();
-        let (place, id) = st.next_available()?;
+        let (place, id) = st.next_available(self.now())?;
         st.available.remove(place);
         Some((place, id))
     }
@@ -167,7 +168,7 @@ impl State {
     }
 
     /// The first completion in order of arrival that somebody may want.
-    fn next_available(&mut self) -> Option<(usize, OpId)> {
+    fn next_available(&mut self, now: Timestamp) -> Option<(usize, OpId)> {
         let mut place = 0;
         while place < self.available.len() {
             let id = self.available[place];
@@ -183,9 +184,10 @@ impl State {
                     };
                     op.queued = false;
                     self.available.remove(place);
-                    // Its timer may have gone off while the message was there, which counted.
-                    if let Some(at) = wake_at {
-                        self.arm(at, id, Timer::Wake);
+                    // Its timer has gone off while the message was there, which counted then.
+                    if wake_at.is_some_and(|at| at <= now) {
+                        op.phase = Phase::Committing;
+                        self.timeouts.push(id);
                     }
                 }
                 None => _ = self.available.remove(place),
