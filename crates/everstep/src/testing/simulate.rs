@@ -12,10 +12,11 @@ use std::{
     fmt,
     future::Future,
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -27,12 +28,13 @@ use self::fake::Weather;
 pub use self::fake::{Fake, FakeError};
 use super::{
     crash_everywhere::{StartRun, start_run},
-    simulation::{self, Config, Kind, Report, Rng, Server, SimThread, Sky, Trace},
+    simulation::{self, Config, Kind, Report, Rng, Server, SimProcess, SimThread, Sky, Trace},
 };
 use crate::{
     client::{Client, ClientError, RunHandle},
     engine::{Engine, EngineBuilder},
     error::Failure,
+    panics,
     registry::WorkflowFn,
     store::RunStatus,
     workflow::WorkflowRef,
@@ -40,14 +42,15 @@ use crate::{
 
 /// Lets a workflow live in simulated worlds, and checks what must be true of each.
 ///
-/// Each seed is one world: up to three engines on one store that is slow, fails and loses answers;
-/// processes that are stalled past their lease or die, at any point; clocks that jump; and outside
-/// systems ([`Fake`]) that fail, answer late, or do their work and lose the answer. The seed decides
-/// everything, and no real time passes, so a failure is repeated by its number.
+/// Each seed is one world. It draws one to three engines and some of these faults: a store that is slow,
+/// fails and loses answers; processes that are stalled past their lease or die, at any point; clocks that
+/// jump; outside systems ([`Fake`]) that fail, answer late, or do their work and lose the answer. About a
+/// quarter of the worlds have no faults of processes and stores. No real time passes, and a failure is
+/// repeated by its seed.
 ///
-/// In every world the run ends within a bound of simulated time once the faults have stopped, the store
-/// is sound, and no engine stops by itself. Everything else is for you to say with
-/// [`check`](Simulation::check).
+/// Each world is checked for this: after the faults have stopped the run ends in time, the doctor finds
+/// nothing in the store, and no engine has stopped by itself. How the run ends is for you to state with
+/// [`check`](Simulation::check): without one, a run that fails in every world passes.
 ///
 /// ```
 /// use everstep::{prelude::*, testing::{Fake, simulate}};
@@ -71,6 +74,7 @@ use crate::{
 ///     Ok(amount)
 /// }
 ///
+/// // Requests get lost often, so the step above is given many attempts.
 /// let report = simulate(checkout, 5)
 ///     .fake(Payments::default)
 ///     .check("the customer is charged once", |end| {
@@ -170,7 +174,7 @@ pub struct SimulationFailure {
     pub seed: u64,
     /// What was wrong.
     pub what: Vec<String>,
-    /// Which thread of which process went on when, and from where.
+    /// One line for each scheduling step: time, process, thread, and the point where it had stopped.
     pub trace: String,
 }
 
@@ -236,7 +240,7 @@ impl Simulation {
     }
 
     /// Adds an outside system, in this state when a world begins. Bodies find it with
-    /// `ctx.get::<Fake<T>>()`.
+    /// `ctx.get::<Fake<T>>()`. Give two systems two types: the last one of a type replaces the others.
     pub fn fake<T: Send + 'static>(
         mut self,
         new: impl Fn() -> T + Send + Sync + 'static,
@@ -250,8 +254,8 @@ impl Simulation {
         self
     }
 
-    /// Has a client send a message to the run, after what was said before. A message that was not
-    /// acknowledged is sent again with the same dedupe key, as a real client does.
+    /// Adds an act: a client sends this message once the acts added before it have succeeded. A message
+    /// that was not acknowledged is sent again with the same dedupe key, as a real client does.
     pub fn send<T: Serialize>(self, name: &str, body: &T) -> Simulation {
         let body = serde_json::to_value(body).expect("a message can be written as JSON");
         let (name, dedupe) = (name.to_owned(), format!("message {}", self.acts.len()));
@@ -267,8 +271,9 @@ impl Simulation {
         })
     }
 
-    /// Has a client do this, after what was said before. It is done again until it succeeds, since the
-    /// client may not have been answered.
+    /// Adds an act: a client does this once the acts added before it have succeeded. It is done at least
+    /// once, and again until it succeeds, since a client may die or not be answered: it should be
+    /// idempotent.
     pub fn client<F>(
         mut self,
         act: impl Fn(RunHandle<Json>) -> F + Send + Sync + 'static,
@@ -296,9 +301,9 @@ impl Simulation {
         self
     }
 
-    /// How long the run takes at most while nothing goes wrong, its sleeps and waits included: a minute if
-    /// nothing is said. Leases, stalls and outages are measured by it, so that they hit a run that sleeps
-    /// for days, too; and a run that has not ended some time after that hangs.
+    /// An upper bound for the duration of the run in a world without faults, its sleeps and waits
+    /// included: a minute if nothing is said. Leases, stalls and outages are scaled to it. A run that takes
+    /// more than about four times as long after the faults have stopped is reported as hanging.
     pub fn lasts(mut self, lasts: Duration) -> Simulation {
         self.lasts = lasts;
         self
@@ -327,8 +332,13 @@ impl Simulation {
             report.store_errors += life.store_errors;
             if !life.wrong.is_empty() {
                 // The same once more, with its trace.
-                let Life { wrong: what, report: again, .. } = self.live(seed, true);
-                report.failures.push(SimulationFailure { seed, what, trace: again.trace });
+                let again = self.live(seed, true);
+                let mut what = life.wrong;
+                if again.wrong != what {
+                    let text = "it did not repeat: the workflow or a fake is not deterministic";
+                    what.push(text.to_owned());
+                }
+                report.failures.push(SimulationFailure { seed, what, trace: again.report.trace });
             }
         }
         report
@@ -355,6 +365,7 @@ impl Simulation {
             engines: 1 + rng.below(3) as usize,
             bound,
             closing: AtomicBool::new(false),
+            done: AtomicUsize::new(0),
             store_errors: AtomicU64::new(0),
             wrong: Mutex::default(),
             ended: Mutex::default(),
@@ -362,7 +373,7 @@ impl Simulation {
         let world = Arc::new(world);
         let config = Config {
             faults: sky.faults(),
-            time_max: sky.calm_after + bound * 2 + lease * (2 * SHUTDOWN),
+            time_max: sky.calm_after + bound * 3 + lease * (2 * SHUTDOWN),
             clock_points: [0, 50][rng.below(2) as usize],
             goes_on: [0, 400, 800][rng.below(3) as usize],
             trace: match is_traced {
@@ -380,7 +391,10 @@ impl Simulation {
         {
             let end = Simulated { seed, status, output, failure, fakes };
             for (name, check) in &self.checks {
-                if let Err(problem) = check(&end) {
+                let checked = catch_unwind(AssertUnwindSafe(|| check(&end)));
+                let checked =
+                    checked.unwrap_or_else(|panic| Err(panics::message(&*panic).to_owned()));
+                if let Err(problem) = checked {
                     world.wrong(format!("{name}: {problem}"));
                 }
             }
@@ -411,6 +425,8 @@ struct World {
     /// How long after the faults the run must have ended.
     bound: Duration,
     closing: AtomicBool,
+    /// How many acts of the client have succeeded.
+    done: AtomicUsize,
     store_errors: AtomicU64,
     wrong: Mutex<Vec<String>>,
     ended: Mutex<Option<End>>,
@@ -434,12 +450,15 @@ impl World {
                 simulation::this_process().spawn(&name, move || world.supervise(number, &server))
             })
             .collect();
-        self.begin_client(&server);
+        let mortal = self.begin_client(&server);
         simulation::sleep(self.sky.calm_after);
+        // A client that was stalled must not act after this process has.
+        mortal.exit();
         let store = server.open(&simulation::this_process(), true);
         let client = Client::on(store).expect("a simulation always has threads");
-        let run = self.act(&client);
-        self.await_end(&run);
+        if let Some(run) = self.act(&client) {
+            self.await_end(&run);
+        }
         self.close(&supervisors);
         match simulation::block_on(client.doctor()) {
             Ok(report) => {
@@ -456,7 +475,7 @@ impl World {
     }
 
     /// A client that may die half-way: the main process does the rest.
-    fn begin_client(self: &Arc<World>, server: &Arc<Server>) {
+    fn begin_client(self: &Arc<World>, server: &Arc<Server>) -> SimProcess {
         let process = simulation::new_process("client");
         let (world, store) = (self.clone(), server.open(&process, false));
         process.spawn("client", move || {
@@ -464,25 +483,34 @@ impl World {
                 world.act(&client);
             }
         });
+        process
     }
 
-    /// Starts the run and does everything that a client does, until all of it has succeeded.
-    fn act(&self, client: &Client) -> RunHandle<Json> {
-        let run = self.insist(|| {
+    /// Starts the run and does every act that has not succeeded yet, in order; none if one never does.
+    fn act(&self, client: &Client) -> Option<RunHandle<Json>> {
+        let run = self.insist("the start", || {
             let started = simulation::block_on((self.simulation.start)(client.clone()))?;
             Ok(client.run(started.id))
-        });
-        for act in &self.simulation.acts {
-            self.insist(|| simulation::block_on(act(run.clone())));
+        })?;
+        while let Some(act) = self.simulation.acts.get(self.done.load(Ordering::Relaxed)) {
+            let name = format!("act {} of the client", self.done.load(Ordering::Relaxed) + 1);
+            self.insist(&name, || simulation::block_on(act(run.clone())))?;
+            self.done.fetch_add(1, Ordering::Relaxed);
         }
-        run
+        Some(run)
     }
 
-    fn insist<T>(&self, mut act: impl FnMut() -> Result<T, ClientError>) -> T {
+    /// Does something again and again until it succeeds, or the time of the run is over.
+    fn insist<T>(&self, what: &str, mut act: impl FnMut() -> Result<T, ClientError>) -> Option<T> {
+        let until = simulation::time().max(self.sky.calm_after) + self.bound;
         loop {
             match act() {
-                Ok(done) => return done,
-                Err(error) => simulation::note(&format!("a client tries again: {error:?}")),
+                Ok(done) => return Some(done),
+                Err(error) if simulation::time() > until => {
+                    self.wrong(format!("{what} still fails: {error}"));
+                    return None;
+                }
+                Err(error) => simulation::note(&format!("{what} is tried again: {error:?}")),
             }
             simulation::sleep(self.lease / LOOKS);
         }
@@ -491,7 +519,9 @@ impl World {
     fn await_end(&self, run: &RunHandle<Json>) {
         let until = simulation::time() + self.bound;
         loop {
-            let info = self.insist(|| simulation::block_on(run.info()));
+            let Some(info) = self.insist("a look", || simulation::block_on(run.info())) else {
+                return;
+            };
             if info.status.is_terminal() {
                 let end = (info.status, info.output, info.failure);
                 *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);

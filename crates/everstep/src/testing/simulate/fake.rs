@@ -79,7 +79,7 @@ impl Weather {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FakeError {
-    /// The request was lost. The system has done nothing, but the caller cannot know that.
+    /// No answer came. The request may have been carried out once, twice or not at all.
     #[error("the outside system did not answer")]
     NoAnswer,
 }
@@ -94,7 +94,8 @@ impl<T> Fake<T> {
         Fake { state: Arc::new(Mutex::new(state)), weather }
     }
 
-    /// Sends a request: `request` is what the system does when it arrives, and what it answers.
+    /// Sends a request: `request` is what the system does when it arrives, and what it answers. It is run
+    /// twice if the network repeats the request.
     ///
     /// # Errors
     ///
@@ -118,7 +119,8 @@ impl<T> Fake<T> {
         }
     }
 
-    /// What the system knows.
+    /// What the system knows. Locked until the guard is dropped: a second call in the same expression
+    /// would wait for ever.
     pub fn state(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
