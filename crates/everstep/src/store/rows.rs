@@ -31,8 +31,8 @@
 //!   be taken in one order.
 //! - **In order.** A read shows what earlier calls of the same [`apply`] wrote. A store may delay and
 //!   combine writes as long as that holds.
-//! - **Rows that are missing.** A write or a removal of a row that does not exist changes nothing, and
-//!   is no error.
+//! - **Rows that are missing.** A change or a removal of a row that does not exist changes nothing, and
+//!   is no error. Methods that make a row say so.
 //! - **Lists** come in ascending order of what the method names, keys compared as bytes.
 //! - A method whose name ends in `_if_..` is a conditional write, so that a store can make it one
 //!   statement.

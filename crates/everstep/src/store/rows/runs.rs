@@ -84,10 +84,10 @@ impl Head {
 /// the time of the batch.
 #[derive(Clone, Copy, Debug)]
 pub enum RunChange<'a> {
-    /// No column has to be written. [`head`](RunTables::head) must give the new head until the end of
-    /// the batch. It is different in `last_number` alone, and the row is
-    /// [`Running`](RunStatus::Running): a store that later reads an older number clears
-    /// [`last_number_exact`](Head::last_number_exact). Every step makes such a change.
+    /// No column has to be written: nothing differs, or `last_number` alone does in a row that is
+    /// [`Running`](RunStatus::Running). [`head`](RunTables::head) must give the new head until the end of
+    /// the batch. A store need not write the number; if it later reads a running row with an older one, it
+    /// clears [`last_number_exact`](Head::last_number_exact). Every step makes such a change.
     Nothing,
     /// `last_number`.
     Number,
