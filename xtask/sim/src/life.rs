@@ -8,8 +8,8 @@ use std::{
 
 use everstep::{
     Client, RunStatus, Sabotage,
-    store::{Filter, LetterFilter, RunRow, Store, Target},
-    testing::simulation::{self, Config, Report, Server, SimThread, Trace},
+    store::{Filter, LetterFilter, RunRow, Store},
+    testing::simulation::{self, Config, Kind, Report, Server, SimThread, Trace},
 };
 use everstep_conformance::Change;
 
@@ -21,10 +21,14 @@ use crate::{
     },
     plan::Plan,
     summary::Summary,
-    work::program::{Op, Program},
+    work::{
+        program::{Op, Program},
+        queues::Task,
+    },
     world::{
-        clients::{self, Outside},
+        clients::{self, Actor, Outside},
         engines::Engines,
+        operators::program_of,
     },
 };
 
@@ -98,14 +102,16 @@ impl Main {
     fn new(plan: Arc<Plan>, options: Options) -> Main {
         let (sky, ahead_ms, ppm) = (plan.sky.clone(), plan.store_ahead_ms, plan.store_ppm);
         let server = Server::new(plan.kind, sky, ahead_ms, ppm, options.keeps_changes);
-        let ledger = Ledger::new(Some(server.data.clone()));
+        // In a file, the calendar of each process counts.
+        let clocks_agree = plan.kind == Kind::Database || plan.sky.jumps == 0;
+        let ledger = Ledger::new(Some(server.data.clone()), clocks_agree);
         let engines = Engines::new(plan.clone(), server.clone(), ledger.clone(), options.sabotage);
         Main { plan, server, ledger, engines }
     }
 
     fn live(&self) -> Ending {
         let supervisors = self.engines.begin();
-        clients::begin(&self.plan, &self.server, &self.ledger);
+        let actors = clients::begin(&self.plan, &self.server, &self.ledger);
         simulation::sleep(self.plan.sky.calm_after);
         note(|| "the faults stop".to_owned());
         let store = self.server.open(&simulation::this_process(), true);
@@ -116,9 +122,16 @@ impl Main {
             plan: self.plan.clone(),
             ledger: self.ledger.clone(),
         };
+        while !actors.iter().all(Actor::is_done) {
+            simulation::sleep(Duration::from_millis(500));
+        }
         self.start_the_rest(&outside);
         let all_ended = self.await_ends(&outside);
+        self.settle();
         self.engines.expects_nothing.store(all_ended, Ordering::Relaxed);
+        if all_ended {
+            self.ledger.check_no_places();
+        }
         self.hear_results(&outside);
         self.close(&supervisors);
         self.end(&outside)
@@ -134,14 +147,17 @@ impl Main {
     /// Sends the runs that have not ended what they may wait for without end.
     fn feed(&self, outside: &Outside, open: &[RunRow], round: u64) {
         for row in open {
-            let stays = self.ledger.book().stays.clone();
+            let number = program_of(&row.tags);
+            let program = match number {
+                Some(number) => self.plan.programs.get(number),
+                None => self.child(row),
+            };
             // One whose code was not called waits for nothing.
-            let Some(stay) = stays.iter().find(|stay| stay.run == row.id) else {
+            let Some(program) = program else {
                 continue;
             };
-            let program = stay.order.find(&self.plan.programs);
             let (mut channels, mut events) = (BTreeSet::new(), BTreeSet::new());
-            for op in program.map(Program::all).into_iter().flatten() {
+            for op in program.all() {
                 match op {
                     Op::Listen { channel, .. } => _ = channels.insert(*channel),
                     Op::Event(op) => _ = events.insert((op.event, op.key)),
@@ -154,7 +170,7 @@ impl Main {
                     continue;
                 }
                 let message = format!("main:{}-{channel}-{round}", row.id);
-                outside.send_to(&Target::Id(row.id), channel, &message, true);
+                outside.feed(row.id, number, channel, &message);
             }
             for (event, key) in events {
                 let body = format!("main:{}-{event}-{key:?}-{round}", row.id);
@@ -169,6 +185,13 @@ impl Main {
         }
     }
 
+    /// What a child performs, if its code was called.
+    fn child(&self, row: &RunRow) -> Option<&Program> {
+        let book = self.ledger.book();
+        let stay = book.stays.iter().find(|stay| stay.run == row.id)?;
+        stay.order.find(&self.plan.programs)
+    }
+
     fn has_unread(&self, row: &RunRow, channel: u32) -> bool {
         let inbox = self.server.data.inbox(row.id.no(), 0);
         let name = format!("channel-{channel}");
@@ -180,19 +203,34 @@ impl Main {
         rows.expect("the store in memory never fails")
     }
 
+    /// How many items of the queue are to be worked on.
+    fn items(&self) -> u64 {
+        let stats = self.server.data.queue_stats("tasks");
+        let stats = stats.expect("the store in memory never fails");
+        stats.ready + stats.delayed + stats.claimed
+    }
+
     /// Waits until all runs have ended; whether they have within their bound.
     fn await_ends(&self, outside: &Outside) -> bool {
         let until = simulation::time() + self.plan.bound();
         for round in 0.. {
             let open: Vec<RunRow> = self.rows().into_iter().filter(|it| !has_ended(it)).collect();
-            if open.is_empty() {
+            let items = self.items();
+            if open.is_empty() && items == 0 {
                 return true;
             }
             if simulation::time() > until {
                 for row in open {
                     self.tell_of_hung(outside, &row);
                 }
+                if items > 0 {
+                    let what = format!("{items} items are still in the queue");
+                    self.ledger.violate(Promise::ItemsAreDoneOnce, what);
+                }
                 return false;
+            }
+            for row in open.iter().filter(|row| is_paused_by_request(row)) {
+                outside.resume(&outside.client.run(row.id));
             }
             if round % 5 == 4 {
                 self.feed(outside, &open, round);
@@ -219,6 +257,15 @@ impl Main {
             _ => Promise::EveryRunEnds,
         };
         self.ledger.violate(promise, what);
+    }
+
+    /// Waits until nothing is stalled any more, and every engine knows what it owns.
+    fn settle(&self) {
+        let sky = &self.plan.sky;
+        while sky.stalls + sky.process_stalls > 0 && !sky.is_settled(simulation::time()) {
+            simulation::sleep(self.plan.lease);
+        }
+        simulation::sleep(self.plan.lease * 2);
     }
 
     /// Asks for the results that are there.
@@ -274,8 +321,22 @@ impl Main {
         });
         let runs = runs.collect();
         let letters = data.dead_letters(&LetterFilter::default(), 0, usize::MAX);
-        Ending { runs, letters: letters.expect("the store in memory never fails") }
+        let dead = outside.client.queue_dead_letters("tasks", None, usize::MAX);
+        let dead = simulation::block_on(dead).expect("the store in memory never fails");
+        let tasks = dead.into_iter().filter_map(|item| item.input);
+        let tasks = tasks.filter_map(|input| serde_json::from_value::<Task>(input).ok());
+        Ending {
+            runs,
+            letters: letters.expect("the store in memory never fails"),
+            dead_items: tasks.map(|task| task.place()).collect(),
+        }
     }
+}
+
+/// Whether an operator has paused it, not an engine.
+fn is_paused_by_request(row: &RunRow) -> bool {
+    let reason = row.waiting.as_deref().unwrap_or_default();
+    row.status == RunStatus::Paused && reason == "paused by request"
 }
 
 fn has_ended(row: &RunRow) -> bool {

@@ -8,7 +8,11 @@ pub(crate) mod children;
 pub(crate) mod ending;
 pub(crate) mod events;
 pub(crate) mod ledger;
+pub(crate) mod limits;
 pub(crate) mod past;
+pub(crate) mod queues;
+pub(crate) mod requests;
+pub(crate) mod streams;
 
 use std::fmt;
 
@@ -50,6 +54,12 @@ pub(crate) enum Promise {
     SimulationGoesOn,
     /// An iteration of a loop is not performed again once the state after it is stored.
     IterationIsNotRepeated,
+    /// Limits are kept: nothing runs under one without a place, and everybody gets in.
+    LimitsAreKept,
+    /// An item of a queue is worked on by who has it alone, and none is lost.
+    ItemsAreDoneOnce,
+    /// Streams have no gap and no repetition, and the last value is what the code has set.
+    StreamsAreWhole,
     /// An event is seen by those whom it is for, once.
     EventIsSeenOnce,
     /// No event is missed or lost.
@@ -82,6 +92,9 @@ impl Promise {
         Promise::EnginesLive,
         Promise::SimulationGoesOn,
         Promise::IterationIsNotRepeated,
+        Promise::LimitsAreKept,
+        Promise::ItemsAreDoneOnce,
+        Promise::StreamsAreWhole,
         Promise::EventIsSeenOnce,
         Promise::EventIsNotMissed,
         Promise::FirstValueCounts,

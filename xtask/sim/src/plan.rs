@@ -8,10 +8,16 @@ use std::{fmt, fs, path::Path, sync::Arc, time::Duration};
 use everstep::testing::simulation::{Clocks, Kind, Rng, Sky, WRONG_MAX};
 use serde::{Deserialize, Serialize};
 
-use crate::work::{
-    draw::{CHANNELS, Draw},
-    events::{EVENTS, KEYS},
-    program::Program,
+use crate::{
+    work::{
+        draw::{CHANNELS, Draw},
+        events::{EVENTS, KEYS},
+        limits::{self, Limited},
+        program::Program,
+        queues::QueuePlan,
+        streams::{self, Followed},
+    },
+    world::operators::{self, Operation},
 };
 
 /// A life, before it begins.
@@ -31,6 +37,12 @@ pub(crate) struct Plan {
     pub(crate) goes_on: u32,
     #[serde(with = "shared")]
     pub(crate) programs: Arc<Vec<Program>>,
+    /// The limit that all runs are under.
+    pub(crate) gate: Option<Limited>,
+    /// The queue that programs put items into.
+    pub(crate) queue: Option<QueuePlan>,
+    /// Whether programs and bodies give something out for clients to follow.
+    pub(crate) shows: bool,
     pub(crate) scripts: Vec<Vec<Act>>,
 }
 
@@ -49,6 +61,10 @@ pub(crate) struct EnginePlan {
     pub(crate) stays: Option<Duration>,
     /// Whether its code is always the newest.
     pub(crate) is_steady: bool,
+    /// Whether it looks at its own clock: if not, the fence of the store must hold alone.
+    pub(crate) is_fenced: bool,
+    /// How many items of the queue it works on at a time.
+    pub(crate) workers: usize,
 }
 
 /// What a client does, and how long it waits before that.
@@ -82,6 +98,17 @@ pub(crate) enum Deed {
     },
     /// Settles one of the deferreds that are known by then.
     Settle { which: u64, rejects: bool },
+    /// Follows what its run gives out.
+    Follow(usize, Followed),
+    /// Does what operators do.
+    Operate(Operation),
+}
+
+impl Deed {
+    /// Whether it changes nothing.
+    pub(crate) fn only_waits(&self) -> bool {
+        matches!(self, Deed::Await(_) | Deed::Follow(..))
+    }
 }
 
 impl Plan {
@@ -89,6 +116,9 @@ impl Plan {
     pub(crate) fn draw(seed: u64) -> Plan {
         let mut rng = Rng::new(seed ^ 0x91A2);
         let rng = &mut rng;
+        // Operators do nothing where runs have children, wait for each other's end or have several
+        // generations: what must be true of both together is not said anywhere yet.
+        let is_operated = rng.below(2) == 0;
         let lease = Duration::from_millis(1_000 + rng.below(4_000));
         let kind = match rng.below(2) {
             0 => Kind::File,
@@ -96,13 +126,36 @@ impl Plan {
         };
         let sky = Sky::draw(rng, lease);
         let engines = (0..1 + rng.below(4)).map(|_| EnginePlan::draw(rng, lease, kind));
-        let engines = engines.collect();
+        let mut engines: Vec<EnginePlan> = engines.collect();
         let programs = 1 + rng.below(6) as usize;
-        let mut draw = Draw::new(rng, programs, lease);
-        let programs: Vec<Program> = (0..programs).map(|_| draw.program()).collect();
+        let mut draw = Draw::new(rng, programs, lease, !is_operated);
+        let mut programs: Vec<Program> = (0..programs).map(|_| draw.program()).collect();
         let scripts =
             (0..1 + rng.below(3)).map(|client| script(rng, client, programs.len(), lease));
-        let scripts = scripts.collect();
+        let mut scripts: Vec<Vec<Act>> = scripts.collect();
+        // Of their own, so that they can change while the rest stays as it is.
+        let rng = &mut Rng::new(seed ^ 0x0B5E);
+        if rng.below(6) == 0 {
+            let unfenced = rng.below(engines.len() as u64) as usize;
+            engines[unfenced].is_fenced = false;
+        }
+        // One that has a place while it waits for another would keep it out.
+        let waits = programs.iter().any(Program::waits_for_others);
+        let gate = limits::draw(rng, &mut programs).filter(|_| !waits);
+        let queue = QueuePlan::draw(rng, &mut programs, lease);
+        for engine in &mut engines {
+            engine.workers = [0, 1, 3][rng.below(3) as usize];
+        }
+        // One that works is always there again.
+        engines[0].workers = engines[0].workers.max(1);
+        let shows = streams::draw(rng, &mut programs);
+        let mut operators = operators::Draw::new(rng, programs.len(), lease, is_operated);
+        for (client, script) in scripts.iter_mut().enumerate() {
+            operators.add_to(client, script);
+        }
+        for script in scripts.iter_mut().filter(|_| shows) {
+            follow(rng, script);
+        }
         Plan {
             seed,
             kind,
@@ -114,6 +167,9 @@ impl Plan {
             clock_points: [0, 50, 300][rng.below(3) as usize],
             goes_on: [0, 400, 800, 950][rng.below(4) as usize],
             programs: Arc::new(programs),
+            gate,
+            queue,
+            shows,
             scripts,
         }
     }
@@ -126,8 +182,10 @@ impl Plan {
 
     /// How long after the faults have stopped every run must have ended.
     pub(crate) fn bound(&self) -> Duration {
-        // One may wait for the end of another.
-        let all: Duration = self.programs.iter().map(Program::lasts_at_most).sum();
+        // One may wait for the end of another, or come after it under limits, and each of them may be
+        // there several times.
+        let programs = self.programs.iter().map(Program::lasts_at_most);
+        let all = programs.sum::<Duration>() * 2;
         // Of what was set by a wrong clock, everything comes by so much later.
         all * 2 + self.lease * 20 + self.sky.stall_max * 2 + WRONG_MAX * 4
     }
@@ -160,6 +218,8 @@ impl EnginePlan {
                 _ => None,
             },
             is_steady: rng.below(2) == 0,
+            is_fenced: true,
+            workers: 0,
         }
     }
 }
@@ -217,6 +277,23 @@ fn script(rng: &mut Rng, client: u64, programs: usize, lease: Duration) -> Vec<A
     acts
 }
 
+/// Has a client follow some runs before it waits for their results.
+fn follow(rng: &mut Rng, script: &mut Vec<Act>) {
+    let waits = script.iter().filter_map(|act| match act.deed {
+        Deed::Await(program) => Some(program),
+        _ => None,
+    });
+    let programs: Vec<usize> = waits.collect();
+    for program in programs {
+        if rng.below(2) == 0 {
+            let deed = Deed::Follow(program, Followed::draw(rng));
+            let waits = script.iter().position(|act| matches!(act.deed, Deed::Await(_)));
+            let at = waits.unwrap_or(script.len());
+            script.insert(at, Act { after: Duration::ZERO, deed });
+        }
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seed {}", self.seed)?;
@@ -228,6 +305,12 @@ impl fmt::Display for Plan {
         writeln!(f, "clock points: {points}, goes on: {goes_on}, of a thousand")?;
         for (number, engine) in self.engines.iter().enumerate() {
             writeln!(f, "engine-{number}: {engine:?}")?;
+        }
+        if let Some(queue) = self.queue {
+            writeln!(f, "{queue:?}")?;
+        }
+        if let Some(gate) = self.gate {
+            writeln!(f, "runs are under `{}` ({})", gate.of_run().name(), gate.key())?;
         }
         for (number, program) in self.programs.iter().enumerate() {
             write!(f, "program {number}, {program}")?;

@@ -7,8 +7,11 @@
 pub(crate) mod bodies;
 pub(crate) mod draw;
 pub(crate) mod events;
+pub(crate) mod limits;
 pub(crate) mod perform;
 pub(crate) mod program;
+pub(crate) mod queues;
+pub(crate) mod streams;
 
 use everstep::Workflow;
 use program::Program;
@@ -44,6 +47,9 @@ impl Order {
 
 /// The workflow that performs programs. Its second version accepts runs of the first.
 pub(crate) const PERFORM: Workflow<Order, u64> = Workflow::new("perform");
+
+/// The tag of a run that says which program it performs; a fork has it, too.
+pub(crate) const PROGRAM_TAG: &str = "program";
 
 /// The key of the run that a client starts with this program.
 pub(crate) fn key(program: usize) -> String {

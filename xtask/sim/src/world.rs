@@ -2,3 +2,5 @@
 
 pub(crate) mod clients;
 pub(crate) mod engines;
+pub(crate) mod followers;
+pub(crate) mod operators;

@@ -13,6 +13,7 @@ use crate::{
     commit::{Cell, ScheduleRow},
     run_id::{RunId, RunNo},
     schedule::Ticks,
+    seam,
     store::{
         Store, StoreError,
         doctor::{Ask, Check, Facts, FoundRow, PlaceFact, RULES, Remedy, Rule},
@@ -194,6 +195,19 @@ impl Doctor {
         self
     }
 
+    /// A simulation has no timers of a runtime: there a thread that reads waits.
+    async fn wait_to_look_again(&self) -> Result<(), ClientError> {
+        if !seam::is_simulated() {
+            tokio::time::sleep(SECOND_LOOK).await;
+            return Ok(());
+        }
+        let wait = |_: &dyn Store| {
+            seam::sleep(SECOND_LOOK, "second look");
+            Ok(())
+        };
+        self.client.read(wait).await
+    }
+
     async fn look(self) -> Result<DoctorReport, ClientError> {
         let mut report =
             DoctorReport { findings: Vec::new(), checked: Checked::default(), has_more: false };
@@ -210,7 +224,7 @@ impl Doctor {
         self.look_at_runs(false, self.ended_runs, &mut report).await?;
         self.look_at_schedules(&mut report).await?;
         if report.findings.len() > certain {
-            tokio::time::sleep(SECOND_LOOK).await;
+            self.wait_to_look_again().await?;
             let seen = report.findings.split_off(certain);
             for finding in seen {
                 if self.client.is_still_so(&finding).await? {

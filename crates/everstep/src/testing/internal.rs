@@ -97,9 +97,14 @@ pub fn decode_text(payload: &[u8]) -> Option<String> {
     crate::codec::payload::from_slice(payload).ok()
 }
 
+/// The location of the operation with this key, for people.
+pub fn location_of(key: &[u8]) -> String {
+    crate::location::keys::describe(key)
+}
+
 /// Whether this is the entry of an operation at this location, and says that it has completed.
 pub fn is_completed_at(put: &Put, location: &str) -> bool {
-    crate::location::keys::describe(&put.key) == location
+    location_of(&put.key) == location
         && crate::history::decode_entry(&put.value)
             .is_ok_and(|entry| entry.status == EntryStatus::Completed)
 }

@@ -67,6 +67,10 @@ impl Ledger {
 
     /// Nothing of a generation runs once the next one has begun.
     pub(super) fn check_still_current(&self, stay: &Stay, place: &Place) {
+        if !stay.is_fenced {
+            // It may not own its run any more.
+            return;
+        }
         let book = self.book();
         let is_later =
             |it: &&std::sync::Arc<Stay>| it.run == stay.run && it.generation > stay.generation;

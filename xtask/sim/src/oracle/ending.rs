@@ -20,8 +20,10 @@ use everstep::{
 
 use super::{
     Promise, Violation,
-    ledger::{Got, Ledger, Stay, Taken, Told, digest},
+    ledger::{Got, Ledger, Place, Sending, Stay, Taken, Told, digest},
     past,
+    requests::Request,
+    streams::Shown,
 };
 use crate::{
     plan::Plan,
@@ -30,7 +32,7 @@ use crate::{
         perform::{Code, perform},
         program::End,
     },
-    world::engines::Engines,
+    world::{engines::Engines, operators::program_of},
 };
 
 /// What is left of a life.
@@ -46,6 +48,8 @@ pub(crate) struct Left {
 pub(crate) struct Ending {
     pub(crate) runs: Vec<Ended>,
     pub(crate) letters: Vec<DeadLetter>,
+    /// The operations whose item is a dead letter.
+    pub(crate) dead_items: Vec<Place>,
 }
 
 /// A run at the end.
@@ -62,17 +66,23 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         ledger.violate(Promise::SimulationGoesOn, failure.clone());
     }
     if let Some(ending) = &left.ending {
-        let (finals, carries) = finals(plan, ledger, ending);
+        let Replayed { finals, carries, shown } = replay(plan, ledger, ending);
         let pasts = pasts(ledger, ending, &finals, &carries);
         let data = &left.server.data;
-        let judgement = Judgement { plan, ledger, ending, data, finals, carries, pasts };
+        let judgement = Judgement { plan, ledger, ending, data, finals, carries, pasts, shown };
         judgement.check_seen();
         judgement.check_values();
         judgement.check_told();
+        judgement.check_ends();
+        judgement.check_requests();
         judgement.check_messages();
-        judgement.check_events();
-        judgement.check_deferreds();
-        judgement.check_children();
+        judgement.check_items();
+        judgement.check_shown();
+        if !judgement.is_operated() {
+            judgement.check_events();
+            judgement.check_deferreds();
+            judgement.check_children();
+        }
     }
     let mut violations = std::mem::take(&mut ledger.book().violations);
     let passed_over = left.server.passed_over.lock();
@@ -89,14 +99,28 @@ type Finals = BTreeMap<RunId, Vec<Taken>>;
 /// What the last generation of each run has begun with.
 type Carries = BTreeMap<RunId, u64>;
 
-fn finals(plan: &Plan, ledger: &Ledger, ending: &Ending) -> (Finals, Carries) {
-    let (mut finals, mut carries) = (Finals::new(), Carries::new());
+/// What the last generation of each run gives out in a cold replay.
+type AllShown = BTreeMap<RunId, Vec<Shown>>;
+
+/// What cold replays come to.
+#[derive(Default)]
+struct Replayed {
+    finals: Finals,
+    carries: Carries,
+    shown: AllShown,
+}
+
+fn replay(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Replayed {
+    let mut all = Replayed::default();
     for run in &ending.runs {
-        let cold = Ledger::new(None);
+        let cold = Ledger::new(None, true);
         let code = Arc::new(Code {
             programs: plan.programs.clone(),
             ledger: cold.clone(),
             process: "replay".to_owned(),
+            is_fenced: true,
+            gate: None,
+            queue: plan.queue,
             client: OnceLock::new(),
         });
         let code = move |ctx, order: Order| perform(code.clone(), ctx, order);
@@ -108,16 +132,18 @@ fn finals(plan: &Plan, ledger: &Ledger, ending: &Ending) -> (Finals, Carries) {
         }
         let stays = cold.book().stays.clone();
         let taken = stays.last().map(|stay| stay.all_taken());
-        finals.insert(run.row.id, taken.unwrap_or_default());
+        all.finals.insert(run.row.id, taken.unwrap_or_default());
         let before = (run.row.id, run.row.generation.saturating_sub(1));
         let carry = match stays.last() {
             Some(stay) => Some(stay.order.carry),
             // The code of this generation was not called.
             None => ledger.book().continued.get(&before).and_then(|all| all.first().copied()),
         };
-        carries.insert(run.row.id, carry.unwrap_or_default());
+        all.carries.insert(run.row.id, carry.unwrap_or_default());
+        let shown = stays.last().map(|stay| stay.all_shown());
+        all.shown.insert(run.row.id, shown.unwrap_or_default());
     }
-    (finals, carries)
+    all
 }
 
 /// What the code of each run has taken, and in which generation.
@@ -128,7 +154,7 @@ fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals, carries: &Carries) -
     let mut pasts = Pasts::new();
     let all = ledger.book().stays.clone();
     for run in &ending.runs {
-        let id = run.row.id;
+        let (id, is_fork) = (run.row.id, is_fork(&run.row));
         let (mut last, mut carry) = (finals[&id].clone(), carries[&id]);
         let mut past = Vec::new();
         // From the last generation back: the one before is that which has come to the carry of this one.
@@ -137,12 +163,20 @@ fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals, carries: &Carries) -
                 let stays = all.iter();
                 stays.filter(move |it| (it.run, it.generation) == (id, generation))
             };
-            let taken: Vec<_> = stays(generation).map(|stay| stay.all_taken()).collect();
+            // A fork has taken over what stays of another run have taken.
+            let taken: Vec<_> = match is_fork {
+                true => all.iter().map(|stay| stay.all_taken()).collect(),
+                false => stays(generation).map(|stay| stay.all_taken()).collect(),
+            };
             let whole = past::whole(&last, &taken).unwrap_or_else(|what| {
                 ledger.violate(Promise::ReplayIsExact, format!("run {id}: {what}"));
                 last.clone()
             });
             past.extend(whole.into_iter().map(|taken| (generation, taken)));
+            if is_fork {
+                // What was before is that of the other run.
+                break;
+            }
             let has_come_to_it =
                 |stay: &&Arc<Stay>| digest(stay.order.carry, &stay.all_taken()) == carry;
             if let Some(before) = stays(generation - 1).find(has_come_to_it) {
@@ -167,9 +201,19 @@ pub(super) struct Judgement<'a> {
     carries: Carries,
     /// The finals, and what replays jump over.
     pub(super) pasts: Pasts,
+    shown: AllShown,
 }
 
 impl Judgement<'_> {
+    /// Whether operators have done more to runs than to let them wait: what such a run has seen of events
+    /// and deferreds, or not any more, is not followed.
+    fn is_operated(&self) -> bool {
+        let book = self.ledger.book();
+        let asked = [Request::Cancel, Request::Retry, Request::Delete];
+        let is_asked = asked.into_iter().any(|request| book.requests.was_ever_asked(request));
+        is_asked || self.ending.runs.iter().any(|run| is_fork(&run.row))
+    }
+
     pub(super) fn violate(&self, promise: Promise, what: String) {
         self.ledger.violate(promise, what);
     }
@@ -196,8 +240,10 @@ impl Judgement<'_> {
         let stays = self.ledger.book().stays.clone();
         for stay in stays {
             let Some(row) = self.row(stay.run) else {
-                let what = format!("run {} is gone", stay.run);
-                self.violate(Promise::SeenIsDurable, what);
+                if !self.ledger.may_be_deleted(stay.run) {
+                    let what = format!("run {} is gone", stay.run);
+                    self.violate(Promise::SeenIsDurable, what);
+                }
                 continue;
             };
             let is_last = (row.generation, row.attempts) == (stay.generation, stay.attempt);
@@ -235,7 +281,9 @@ impl Judgement<'_> {
                     continue;
                 };
                 let book = self.ledger.book();
-                let mut given = book.given.iter().filter(|(place, _)| place.run == id);
+                // What a fork has taken over was given for the run that it is a fork of.
+                let of = |place: &Place| place.run == id || is_fork(&run.row);
+                let mut given = book.given.iter().filter(|(place, _)| of(place));
                 let is_given =
                     given.any(|(place, given)| place.at == taken.at && given.contains(value));
                 drop(book);
@@ -252,10 +300,16 @@ impl Judgement<'_> {
         let told = self.ledger.book().told.clone();
         for (run, told) in told {
             let Some(row) = self.row(run) else {
-                let what = format!("run {run} was said to have ended, and is gone");
-                self.violate(Promise::ToldStaysTrue, what);
+                if !self.ledger.may_be_deleted(run) {
+                    let what = format!("run {run} was said to have ended, and is gone");
+                    self.violate(Promise::ToldStaysTrue, what);
+                }
                 continue;
             };
+            let is_tried_again = self.ledger.book().requests.was_asked(run, Request::Retry);
+            if told == Told::Failed && is_tried_again {
+                continue;
+            }
             let is_true = row.status == told.status()
                 && match told {
                     Told::Completed(value) => value == self.digest_of(run),
@@ -271,24 +325,79 @@ impl Judgement<'_> {
                 self.violate(Promise::ToldStaysTrue, what);
             }
         }
-        for (number, program) in self.plan.programs.iter().enumerate() {
+        for number in 0..self.plan.programs.len() {
             let key = key(number);
             let mut runs = self.ending.runs.iter();
-            let Some(run) = runs.find(|it| it.row.key.as_deref() == Some(&key)) else {
+            let is_there = runs.any(|it| it.row.key.as_deref() == Some(&key));
+            if !is_there && !self.ledger.book().requests.may_be_deleted(number) {
                 let what = format!("there is no run with the key `{key}`");
                 self.violate(Promise::ToldStaysTrue, what);
+            }
+        }
+    }
+
+    /// A run has ended as its program says, or was cancelled.
+    fn check_ends(&self) {
+        for run in &self.ending.runs {
+            let row = &run.row;
+            let Some(program) = program_of(&row.tags) else {
                 continue;
             };
-            let expected = match program.end {
+            let end = self.plan.programs[program].end;
+            let expected = match end {
                 End::Completes => RunStatus::Completed,
                 End::Fails => RunStatus::Failed,
+                End::FailsInStep { attempts } if row.attempts <= attempts => RunStatus::Failed,
+                End::FailsInStep { .. } => RunStatus::Completed,
             };
-            let has_ended = matches!(run.row.status, RunStatus::Completed | RunStatus::Failed);
-            if has_ended && run.row.status != expected {
-                let (id, status) = (run.row.id, run.row.status);
-                let what = format!("run {id} is {status:?}, and its program {:?}", program.end);
+            let has_ended = matches!(row.status, RunStatus::Completed | RunStatus::Failed);
+            if has_ended && row.status != expected {
+                let (id, status) = (row.id, row.status);
+                let what = format!("run {id} is {status:?}, and its program {end:?}");
                 self.violate(Promise::ReplayIsExact, what);
             }
+        }
+    }
+
+    /// What operators were told has come true.
+    fn check_requests(&self) {
+        let mut broken = Vec::new();
+        let book = self.ledger.book();
+        let requests = &book.requests;
+        for run in &self.ending.runs {
+            let (id, status) = (run.row.id, run.row.status);
+            let is_asked = requests.was_asked(id, Request::Cancel);
+            if status == RunStatus::Cancelled && !is_asked && program_of(&run.row.tags).is_some() {
+                broken.push(format!("run {id} is cancelled, and nobody has asked for that"));
+            }
+            if requests.cancelled.contains(&id) && status != RunStatus::Cancelled {
+                broken.push(format!("run {id} was said to be cancelled, and is {status:?}"));
+            }
+            if requests.deleted.contains(&id) {
+                broken.push(format!("run {id} was said to be deleted, and is there"));
+            }
+            let told = requests.retried.get(&id).copied().unwrap_or_default();
+            let asked = requests.count(id, Request::Retry).begun;
+            let retries = run.row.attempts.saturating_sub(1);
+            if !(told..=asked).contains(&retries) {
+                broken.push(format!(
+                    "run {id} was tried again {retries} times, after {asked} requests, of which \
+                     {told} were said to be granted"
+                ));
+            }
+        }
+        for ((run, name), value) in &requests.tags {
+            let Some(row) = self.row(*run) else { continue };
+            let tagged = row.tags.iter().find(|(other, _)| other == name);
+            if let Some(value) = value
+                && tagged.is_none_or(|(_, tagged)| tagged != value)
+            {
+                broken.push(format!("run {run} has {tagged:?}, where `{value}` was set"));
+            }
+        }
+        drop(book);
+        for what in broken {
+            self.violate(Promise::ToldStaysTrue, what);
         }
     }
 
@@ -316,13 +425,18 @@ impl Judgement<'_> {
         let book = self.ledger.book();
         for sending in &book.sendings {
             if sending.is_delivered == Some(true) {
-                deliveries.push((sending.to.clone(), sending.message.clone()));
+                let Sending { to, program, message, .. } = sending.clone();
+                deliveries.push((to, program, message));
             }
         }
         drop(book);
-        for (_, taken) in self.pasts.values().flatten() {
-            if let Got::Receipt(to, _, message, true) = &taken.got {
-                deliveries.push((to.clone(), message.clone()));
+        for run in self.ending.runs.iter().filter(|run| !is_fork(&run.row)) {
+            for (_, taken) in &self.pasts[&run.row.id] {
+                if let Got::Receipt(to, _, message, true) = &taken.got {
+                    let mut programs = 0..self.plan.programs.len();
+                    let program = programs.find(|number| key(*number) == *to);
+                    deliveries.push((to.clone(), program, message.clone()));
+                }
             }
         }
         let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -332,7 +446,10 @@ impl Judgement<'_> {
         for run in &self.ending.runs {
             let id = run.row.id;
             for (_, taken) in &self.pasts[&id] {
-                if let Got::Message(_, message) = &taken.got {
+                if let Got::Message(_, message) = &taken.got
+                    // A fork has taken over what was taken by the run that it is a fork of.
+                    && (!is_fork(&run.row) || message.contains(&id.to_string()))
+                {
                     put(message, format!("taken by {id} at {}", taken.at));
                 }
             }
@@ -347,19 +464,72 @@ impl Judgement<'_> {
                 put(&message, "a dead letter".to_owned());
             }
         }
-        for (to, message) in deliveries {
-            if !places.contains_key(&message) {
+        for (to, program, message) in deliveries {
+            let may_be_deleted =
+                program.is_some_and(|number| self.ledger.book().requests.may_be_deleted(number));
+            let is_there = places.contains_key(&message) || self.was_set_aside(&message);
+            if !is_there && !may_be_deleted {
                 let what = format!("`{message}` was delivered to `{to}` and is nowhere");
                 self.violate(Promise::NothingSentIsLost, what);
             }
         }
         for (message, places) in &places {
-            if places.len() > 1 {
+            if places.len() > self.times_sent(message) {
                 let what = format!("`{message}` is {}", places.join(" and "));
                 self.violate(Promise::MessageIsTakenOnce, what);
             }
         }
         self.check_message_order();
+    }
+
+    /// Whether an earlier attempt of a run has taken a message: what it has taken after what is made
+    /// fresh is set aside, with the message.
+    fn was_set_aside(&self, message: &str) -> bool {
+        let stays = self.ledger.book().stays.clone();
+        stays.iter().any(|stay| {
+            let is_earlier = self.row(stay.run).is_some_and(|row| stay.attempt < row.attempts);
+            let is_it =
+                |taken: &Taken| matches!(&taken.got, Got::Message(_, other) if other == message);
+            is_earlier && stay.all_taken().iter().any(is_it)
+        })
+    }
+
+    /// How often a message may be there: a run that is tried again sends again what it had sent after
+    /// what is made fresh.
+    fn times_sent(&self, message: &str) -> usize {
+        let sender = message.split_once('.').and_then(|(run, _)| run.parse::<RunId>().ok());
+        match sender.map(|run| self.row(run)) {
+            Some(Some(row)) => row.attempts as usize,
+            // It was deleted.
+            Some(None) => usize::MAX,
+            None => 1,
+        }
+    }
+
+    /// Every item that was put in for good was worked on.
+    fn check_items(&self) {
+        for run in self.ending.runs.iter().filter(|run| !is_fork(&run.row)) {
+            let (id, generation) = (run.row.id, run.row.generation);
+            for taken in &self.finals[&id] {
+                let place = Place { run: id, generation, at: taken.at.clone() };
+                let handled = self.ledger.book().items.get(&place).cloned().unwrap_or_default();
+                // Its workers may have died before they began.
+                let is_dead = self.ending.dead_items.contains(&place);
+                if taken.got == Got::Item && handled.begun == 0 && !is_dead {
+                    let what = format!("no worker has begun with the item of {place}");
+                    self.violate(Promise::ItemsAreDoneOnce, what);
+                }
+            }
+        }
+    }
+
+    fn check_shown(&self) {
+        for run in self.ending.runs.iter().filter(|_| self.plan.shows) {
+            let id = run.row.id;
+            let (shown, taken) = (&self.shown[&id], &self.finals[&id]);
+            let loses_commits = self.plan.sky.lost_commits > 0;
+            self.ledger.check_shown(&run.row, shown, taken, loses_commits);
+        }
     }
 
     /// Clients number their messages, and send one after another.
@@ -385,6 +555,11 @@ impl Judgement<'_> {
             }
         }
     }
+}
+
+/// Whether a run is a fork of another.
+pub(crate) fn is_fork(row: &RunRow) -> bool {
+    row.tags.iter().any(|(name, _)| name == "everstep.forked_from")
 }
 
 /// A message that is a text.

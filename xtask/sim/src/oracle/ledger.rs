@@ -23,6 +23,10 @@ use super::{
     Promise, Violation,
     children::{ChildEnd, Ending},
     events::News,
+    limits::Holder,
+    queues::Items,
+    requests::{Request, Requests},
+    streams::{Emitters, Follow, Shown},
 };
 use crate::work::Order;
 
@@ -39,6 +43,8 @@ pub(crate) enum Got {
     Nothing,
     /// A message, and its channel.
     Message(u32, String),
+    /// An item was put into a queue, and nobody waits for it.
+    Item,
     /// An event, or nothing in time.
     Event { event: usize, matching: Option<u32>, body: Option<String> },
     /// That an event was published.
@@ -89,7 +95,11 @@ pub(crate) struct Stay {
     pub(crate) attempt: u32,
     pub(crate) order: Order,
     pub(crate) process: String,
+    /// Whether its process looks at its own clock. If it does not, its bodies may start when the run has
+    /// moved on: it finds that out when it writes.
+    pub(crate) is_fenced: bool,
     taken: Mutex<Vec<Taken>>,
+    shown: Mutex<Vec<Shown>>,
     /// How much of that was kept for certain, since a firm body has started on it.
     kept: AtomicUsize,
 }
@@ -97,6 +107,15 @@ pub(crate) struct Stay {
 impl Stay {
     pub(crate) fn take(&self, taken: Taken) {
         lock(&self.taken).push(taken);
+    }
+
+    /// Its code has given something out.
+    pub(crate) fn show(&self, shown: Shown) {
+        lock(&self.shown).push(shown);
+    }
+
+    pub(crate) fn all_shown(&self) -> Vec<Shown> {
+        lock(&self.shown).clone()
     }
 
     /// How much it has taken.
@@ -154,6 +173,8 @@ impl std::fmt::Display for Place {
 #[derive(Clone, Debug)]
 pub(crate) struct Sending {
     pub(crate) to: String,
+    /// The program of that run, if it is no child.
+    pub(crate) program: Option<usize>,
     pub(crate) message: String,
     /// It is in an inbox for certain; `None` if the client was not told.
     pub(crate) is_delivered: Option<bool>,
@@ -179,6 +200,14 @@ pub(crate) struct Book {
     pub(crate) told: Vec<(RunId, Told)>,
     /// The run that clients were told to be that of an order.
     pub(crate) runs: BTreeMap<usize, RunId>,
+    pub(crate) requests: Requests,
+    /// The bodies that run under limits.
+    pub(crate) holders: Vec<Holder>,
+    /// What handlers of queue items have done.
+    pub(crate) items: Items,
+    /// The bodies that have given items of streams.
+    pub(crate) emitters: Emitters,
+    pub(crate) follows: Vec<Follow>,
     pub(crate) violations: Vec<Violation>,
 }
 
@@ -208,6 +237,8 @@ pub(crate) struct Ledger {
     book: Mutex<Book>,
     /// What is durable. None in a replay, in which no body runs.
     data: Option<MemoryStore>,
+    /// Whether the clocks by which workers hold their items are the same for all.
+    pub(crate) clocks_agree: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -222,8 +253,13 @@ pub(crate) fn note(what: impl FnOnce() -> String) {
 }
 
 impl Ledger {
-    pub(crate) fn new(data: Option<MemoryStore>) -> Arc<Ledger> {
-        Arc::new(Ledger { book: Mutex::default(), data })
+    pub(crate) fn new(data: Option<MemoryStore>, clocks_agree: bool) -> Arc<Ledger> {
+        Arc::new(Ledger { book: Mutex::default(), data, clocks_agree })
+    }
+
+    /// What is durable; none in a replay.
+    pub(crate) fn data(&self) -> Option<&MemoryStore> {
+        self.data.as_ref()
     }
 
     pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
@@ -240,7 +276,13 @@ impl Ledger {
         self.data.is_some()
     }
 
-    pub(crate) fn stay_begins(&self, ctx: &Ctx, order: Order, process: &str) -> Arc<Stay> {
+    pub(crate) fn stay_begins(
+        &self,
+        ctx: &Ctx,
+        order: Order,
+        process: &str,
+        is_fenced: bool,
+    ) -> Arc<Stay> {
         let mut book = self.book();
         let stay = Arc::new(Stay {
             index: book.stays.len(),
@@ -249,7 +291,9 @@ impl Ledger {
             attempt: ctx.run_attempt(),
             order,
             process: process.to_owned(),
+            is_fenced,
             taken: Mutex::default(),
+            shown: Mutex::default(),
             kept: AtomicUsize::new(0),
         });
         book.stays.push(stay.clone());
@@ -278,6 +322,10 @@ impl Ledger {
         if firm {
             self.check_attempt(stay, place, attempt);
         }
+        if !stay.is_fenced {
+            // It may not own its run any more.
+            return;
+        }
         let of = (stay.run, stay.generation);
         let mut book = self.book();
         let last = book.moved_on.entry(of).or_insert(stay.index);
@@ -289,8 +337,15 @@ impl Ledger {
         self.check_not_completed(stay, place);
     }
 
-    pub(crate) fn body_goes_on(&self, stay: &Stay, place: &Place) {
-        self.check_not_moved_on(stay, place, "goes on");
+    /// A body goes on after a wait. A task of its own ends at its next await if its step is given up, so
+    /// while its process has a lease it may go on beside a body that was started since.
+    pub(crate) fn body_goes_on(&self, stay: &Stay, place: &Place, is_task: bool) {
+        let runners = self.data.as_ref().and_then(|data| data.runners().ok());
+        let runners = runners.unwrap_or_default();
+        let has_lease = runners.iter().any(|it| it.name == stay.process && !it.shards.is_empty());
+        if !(is_task && has_lease) {
+            self.check_not_moved_on(stay, place, "goes on");
+        }
     }
 
     pub(crate) fn body_ends(&self, place: &Place, value: Option<u64>) {
@@ -304,7 +359,7 @@ impl Ledger {
     fn check_not_completed(&self, stay: &Stay, place: &Place) {
         let Some(data) = &self.data else { return };
         // What a run that is tried again makes fresh is in the store until its next commit.
-        if stay.attempt > 1 {
+        if stay.attempt > 1 || !stay.is_fenced {
             return;
         }
         let row = data.run(&Target::Id(place.run));
@@ -345,6 +400,11 @@ impl Ledger {
         let mut book = self.book();
         let of = (place.clone(), stay.attempt);
         let last = book.attempts.entry(of).or_insert(attempt);
+        if !stay.is_fenced {
+            // It may own the run, or be late.
+            *last = attempt.max(*last);
+            return;
+        }
         let before = std::mem::replace(last, attempt);
         drop(book);
         // One may be missing: its time can run out while its body still waits for a thread.
@@ -355,7 +415,30 @@ impl Ledger {
         }
     }
 
+    /// A run that a client was told to be paused is, unless it was let go on or cancelled since: `ends`
+    /// is how often that was asked for before the pause was.
+    pub(crate) fn check_is_paused(&self, run: RunId, ends: Option<u32>) {
+        let (Some(data), Some(ends)) = (&self.data, ends) else {
+            return;
+        };
+        let row = data.run(&Target::Id(run));
+        let status = row.ok().flatten().map(|row| row.status);
+        let is_ended = self.book().requests.ends_of_pause(run) != Some(ends);
+        if status != Some(RunStatus::Paused) && !is_ended {
+            let what = format!("run {run} was said to be paused, and is {status:?}");
+            self.violate(Promise::ToldStaysTrue, what);
+        }
+    }
+
+    /// Whether an operator has asked for this run to be deleted.
+    pub(crate) fn may_be_deleted(&self, run: RunId) -> bool {
+        self.book().requests.was_asked(run, Request::Delete)
+    }
+
     fn check_not_moved_on(&self, stay: &Stay, place: &Place, does: &str) {
+        if !stay.is_fenced {
+            return;
+        }
         let book = self.book();
         let last = book.moved_on.get(&(stay.run, stay.generation)).copied();
         let Some(later) = last.filter(|last| *last > stay.index) else {

@@ -8,11 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::{
     events::PROMISE,
     perform::Code,
-    program::{Settler, StepOp},
+    program::{Body, Settler, StepOp},
+    streams::OF_BODIES,
 };
 use crate::oracle::{
     events::Settled,
     ledger::{Ledger, Place, Stay},
+    limits::Holder,
+    streams::item_of_body,
 };
 
 /// What a body gives: where it was, and a number that no other has.
@@ -53,7 +56,21 @@ impl Made {
         let attempt = step.attempt();
         let firm = !self.op.ephemeral;
         self.ledger.body_starts(&self.stay, &place, attempt, firm, taken);
-        Running { made: self.clone(), place, attempt, has_ended: false }
+        let limited = self.op.limit;
+        let holder = limited.and_then(|it| self.ledger.limited_body_starts(&self.stay, &place, it));
+        // What runs elsewhere may go on when its step was given up.
+        let holder = match self.op.body {
+            Body::Async | Body::Clogging => holder,
+            Body::Blocking | Body::Spawned => {
+                holder.iter().for_each(|holder| self.ledger.limited_body_ends(holder));
+                None
+            }
+        };
+        let number = match self.op.emits {
+            0 => 0,
+            _ => simulation::random(),
+        };
+        Running { made: self.clone(), place, attempt, has_ended: false, number, holder }
     }
 }
 
@@ -63,12 +80,29 @@ pub(crate) struct Running {
     place: Place,
     attempt: u32,
     has_ended: bool,
+    /// Tells it from all others, if it gives items to a stream.
+    number: u64,
+    /// Under its limit, if it has one.
+    holder: Option<Holder>,
 }
 
 impl Running {
     /// The body goes on after a wait, which it must not if its run has moved on elsewhere.
     pub(crate) fn goes_on(&self) {
-        self.made.ledger.body_goes_on(&self.made.stay, &self.place);
+        let is_task = self.made.op.body == Body::Spawned;
+        self.made.ledger.body_goes_on(&self.made.stay, &self.place, is_task);
+    }
+
+    /// Gives its items to a stream.
+    async fn emit(&self, step: &Step) -> Result<()> {
+        for index in 0..self.made.op.emits {
+            step.emit(OF_BODIES, &self.item(index)).await?;
+        }
+        Ok(())
+    }
+
+    fn item(&self, index: u32) -> String {
+        item_of_body(&self.place.at, index, self.number)
     }
 
     pub(crate) fn end(mut self) -> Result<Done> {
@@ -85,12 +119,19 @@ impl Running {
             false => simulation::random(),
         };
         self.made.ledger.body_ends(&self.place, Some(value));
+        if op.emits > 0 && op.body != Body::Clogging {
+            let emitter = (self.number, op.emits);
+            self.made.ledger.book().emitters.insert(value, emitter);
+        }
         Ok(Done { at, value })
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if let Some(holder) = &self.holder {
+            self.made.ledger.limited_body_ends(holder);
+        }
         if !self.has_ended {
             self.made.ledger.body_ends(&self.place, None);
         }
@@ -101,6 +142,7 @@ impl Drop for Running {
 pub(crate) async fn run_async(made: &Made, step: Step) -> Result<Done> {
     let running = made.begin(&step);
     simulation::point("in a body");
+    running.emit(&step).await?;
     if !made.op.lasts.is_zero() {
         simulation::pause(made.op.lasts).await;
         running.goes_on();
@@ -110,6 +152,7 @@ pub(crate) async fn run_async(made: &Made, step: Step) -> Result<Done> {
 
 /// On the engine thread, which it blocks.
 pub(crate) fn run_clogging(made: &Made, step: &Step) -> Result<Done> {
+    // It gives no items: it cannot wait.
     let running = made.begin(step);
     simulation::sleep(made.op.lasts);
     running.end()
@@ -118,6 +161,9 @@ pub(crate) fn run_clogging(made: &Made, step: &Step) -> Result<Done> {
 /// On a thread of its own.
 pub(crate) fn run_blocking(made: &Made, step: &Step) -> Result<Done> {
     let running = made.begin_elsewhere(step);
+    for index in 0..made.op.emits {
+        step.emit_blocking(OF_BODIES, &running.item(index))?;
+    }
     simulation::sleep(made.op.lasts);
     running.end()
 }
@@ -126,6 +172,7 @@ pub(crate) fn run_blocking(made: &Made, step: &Step) -> Result<Done> {
 pub(crate) async fn run_spawned(made: Made, step: Step) -> Result<Done> {
     let running = made.begin_elsewhere(&step);
     simulation::point("in a spawned body");
+    running.emit(&step).await?;
     if !made.op.lasts.is_zero() {
         simulation::pause(made.op.lasts).await;
         running.goes_on();

@@ -82,20 +82,26 @@ pub(crate) struct Draw<'a> {
     next_id: u32,
     /// Which program is drawn.
     number: usize,
+    /// Whether runs have children, wait for each other's end, and go on as other generations.
+    has_relatives: bool,
 }
 
 impl<'a> Draw<'a> {
-    pub(crate) fn new(rng: &'a mut Rng, programs: usize, lease: Duration) -> Draw<'a> {
+    pub(crate) fn new(
+        rng: &'a mut Rng,
+        programs: usize,
+        lease: Duration,
+        has_relatives: bool,
+    ) -> Draw<'a> {
         let mut kinds: Vec<_> = KINDS.to_vec();
         kinds.retain(|(kind, _)| match kind {
             Kind::Step => true,
             kind if kind.has_parts() => rng.below(2) > 0,
-            Kind::Event | Kind::Publish | Kind::Deferred | Kind::Child | Kind::Finished => {
-                rng.below(2) > 0
-            }
+            Kind::Event | Kind::Publish | Kind::Deferred => rng.below(2) > 0,
+            Kind::Child | Kind::Finished => has_relatives && rng.below(2) > 0,
             _ => rng.below(4) > 0,
         });
-        Draw { rng, kinds, programs, lease, next_id: 0, number: 0 }
+        Draw { rng, kinds, programs, lease, next_id: 0, number: 0, has_relatives }
     }
 
     pub(crate) fn program(&mut self) -> Program {
@@ -238,13 +244,14 @@ impl<'a> Draw<'a> {
     fn end(&mut self) -> End {
         match self.rng.below(8) {
             0 => End::Fails,
+            1 => End::FailsInStep { attempts: self.rng.below(3) as u32 },
             _ => End::Completes,
         }
     }
 
     fn generations(&mut self) -> u32 {
         match self.rng.below(5) {
-            0 => 2 + self.rng.below(2) as u32,
+            0 if self.has_relatives => 2 + self.rng.below(2) as u32,
             _ => 1,
         }
     }
@@ -292,6 +299,8 @@ impl<'a> Draw<'a> {
             timeout,
             retry_on_timeout,
             rollback,
+            limit: None,
+            emits: 0,
         })
     }
 

@@ -8,6 +8,7 @@ use std::{
     cell::Cell,
     rc::Rc,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use everstep::{Outcome, prelude::*};
@@ -17,7 +18,9 @@ use super::{
     Order, bodies,
     bodies::{Done, Made},
     key,
+    limits::Limited,
     program::{Body, End, Op, Program, StepOp},
+    queues::{EnqueueOp, Enqueued, QueuePlan},
 };
 use crate::oracle::ledger::{Got, Ledger, Place, Stay, Taken, fold};
 
@@ -27,6 +30,11 @@ pub(crate) struct Code {
     pub(crate) ledger: Arc<Ledger>,
     /// The name of the process.
     pub(crate) process: String,
+    /// Whether it looks at its own clock.
+    pub(crate) is_fenced: bool,
+    /// The limit that all runs are under.
+    pub(crate) gate: Option<Limited>,
+    pub(crate) queue: Option<QueuePlan>,
     /// The client of its engine, once that has started.
     pub(crate) client: OnceLock<Client>,
 }
@@ -35,7 +43,11 @@ pub(crate) struct Code {
 pub(crate) async fn perform(code: Arc<Code>, ctx: Ctx, order: Order) -> Result<u64> {
     let program = order.find(&code.programs);
     let program = program.ok_or_else(|| Error::fatal("there is no such program"))?;
-    let stay = code.ledger.stay_begins(&ctx, order, &code.process);
+    let (run, attempt) = (ctx.run_id(), ctx.run_attempt());
+    let stay = code.ledger.stay_begins(&ctx, order, &code.process, code.is_fenced);
+    if let Some(gate) = code.gate {
+        code.ledger.limited_run_begins(run, gate.of_run(), &gate.key_of(&order));
+    }
     let fold = Rc::new(Cell::new(order.carry));
     let stage = Stage { code: &code, order, stay, ctx, at: String::new(), fold };
     stage.ops(&program.ops).await?;
@@ -45,6 +57,10 @@ pub(crate) async fn perform(code: Arc<Code>, ctx: Ctx, order: Order) -> Result<u
     match program.end {
         End::Completes => Ok(stage.fold.get()),
         End::Fails => Err(Error::fatal("as its program says")),
+        End::FailsInStep { attempts } => {
+            stage.last_step(attempt <= attempts).await?;
+            Ok(stage.fold.get())
+        }
     }
 }
 
@@ -131,11 +147,29 @@ impl<'a> Stage<'a> {
             Op::Deferred(op) => self.deferred(op).await,
             Op::Child(op) => self.child(op).await,
             Op::Finished { id, of, timeout } => self.finished(*id, *of, *timeout).await,
+            Op::Enqueue(op) => self.enqueue(op).await,
+            Op::Show(op) => op.perform(&self.ctx, &self.stay, &self.at),
             Op::Parts { id, how, parts } => {
                 let name = format!("{}-{id}", how.name());
                 self.parts(&name, *how, parts).await
             }
         }
+    }
+
+    async fn enqueue(&self, op: &EnqueueOp) -> Result<()> {
+        let Some(queue) = self.code.queue else {
+            return Ok(());
+        };
+        let name = format!("enqueue-{}", op.id);
+        let at = format!("{}{name}", self.at);
+        let got = match op.perform(queue, &self.ctx, at).await? {
+            Enqueued::Left => Got::Item,
+            Enqueued::Done(done) => Got::Value(done.value),
+            Enqueued::Failed => Got::Failure,
+            Enqueued::TimedOut => Got::Nothing,
+        };
+        self.take(&name, got);
+        Ok(())
     }
 
     /// The words of the next message: no two are the same, and a replay says the same ones.
@@ -151,6 +185,22 @@ impl<'a> Stage<'a> {
             generation: self.ctx.generation(),
             at: format!("{}{name}", self.at),
         }
+    }
+
+    /// A step whose failure is that of the run, so that it can be tried again.
+    async fn last_step(&self, fails: bool) -> Result<()> {
+        let op = StepOp { fails: u32::from(fails), ..StepOp::plain(0) };
+        let made = Made {
+            op,
+            stay: self.stay.clone(),
+            ledger: self.code.ledger.clone(),
+            taken: self.stay.taken(),
+        };
+        let last =
+            self.ctx.step_with("last", async move |step| bodies::run_async(&made, step).await);
+        let done = last.retry(Retry::fixed(1, Duration::ZERO)).await?;
+        self.take("last", Got::Value(done.value));
+        Ok(())
     }
 
     async fn step(&self, op: &StepOp) -> Result<()> {
@@ -173,6 +223,9 @@ impl<'a> Stage<'a> {
             Body::Spawned => ctx.spawn(&name, move |step| bodies::run_spawned(made.clone(), step)),
         };
         call = call.retry(Retry::fixed(op.attempts, op.delay));
+        if let Some(limit) = op.limit {
+            call = limit.on_step(call);
+        }
         if let Some(timeout) = op.timeout {
             call = call.timeout(timeout);
         }

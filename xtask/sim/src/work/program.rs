@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
+use everstep::testing::simulation::Rng;
 use serde::{Deserialize, Serialize};
+
+use super::{limits::Limited, queues::EnqueueOp, streams::ShowOp};
 
 /// What a run does, from start to end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +23,10 @@ pub(crate) struct Program {
 pub(crate) enum End {
     Completes,
     Fails,
+    /// Its last step fails, in so many attempts of the whole run.
+    FailsInStep {
+        attempts: u32,
+    },
 }
 
 /// One operation. Its `id` is its own in the whole program, and names it.
@@ -66,6 +73,10 @@ pub(crate) enum Op {
         how: How,
         parts: Vec<Vec<Op>>,
     },
+    /// Puts an item into the queue of the life.
+    Enqueue(EnqueueOp),
+    /// Gives something out for clients to read.
+    Show(ShowOp),
 }
 
 /// A child, and what it performs.
@@ -188,6 +199,9 @@ pub(crate) struct StepOp {
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry_on_timeout: bool,
     pub(crate) rollback: bool,
+    pub(crate) limit: Option<Limited>,
+    /// How many items its body gives to a stream.
+    pub(crate) emits: u32,
 }
 
 /// Where a body runs.
@@ -218,6 +232,8 @@ impl StepOp {
             timeout: None,
             retry_on_timeout: false,
             rollback: false,
+            limit: None,
+            emits: 0,
         }
     }
 }
@@ -239,6 +255,28 @@ impl Program {
         })
     }
 
+    /// Whether it starts a child or waits for the end of another.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        self.all().iter().any(|op| matches!(op, Op::Child(_) | Op::Finished { .. }))
+    }
+
+    /// The id of an operation that is added to it.
+    pub(crate) fn next_id(&self) -> u32 {
+        self.all().iter().map(|op| op.id()).max().unwrap_or_default() + 1
+    }
+
+    /// Puts an operation somewhere into it.
+    pub(crate) fn insert(&mut self, rng: &mut Rng, op: Op) {
+        insert(&mut self.ops, rng, op);
+    }
+
+    /// All steps, but not those of children.
+    pub(crate) fn steps_mut(&mut self) -> Vec<&mut StepOp> {
+        let mut steps = Vec::new();
+        gather_steps(&mut self.ops, &mut steps);
+        steps
+    }
+
     /// How long it can take by itself, if no process fails.
     pub(crate) fn lasts_at_most(&self) -> Duration {
         let once: Duration = self.ops.iter().map(Op::lasts_at_most).sum();
@@ -253,12 +291,54 @@ fn gather<'a>(ops: &'a [Op], all: &mut Vec<&'a Op>) {
     }
 }
 
+fn insert(ops: &mut Vec<Op>, rng: &mut Rng, op: Op) {
+    let at = rng.below(ops.len() as u64 + 1) as usize;
+    // Not into a loop: a replay jumps over what its earlier iterations have done.
+    if let Some(Op::Parts { how, parts, .. }) = ops.get_mut(at)
+        && !matches!(how, How::Repeat { .. })
+        && rng.below(2) == 0
+    {
+        let part = rng.below(parts.len() as u64) as usize;
+        return insert(&mut parts[part], rng, op);
+    }
+    ops.insert(at, op);
+}
+
+fn gather_steps<'a>(ops: &'a mut [Op], steps: &mut Vec<&'a mut StepOp>) {
+    for op in ops {
+        match op {
+            Op::Step(step) => steps.push(step),
+            Op::Parts { parts, .. } => {
+                parts.iter_mut().for_each(|part| gather_steps(part, steps));
+            }
+            _ => {}
+        }
+    }
+}
+
 impl Op {
     /// What is inside of it.
     fn parts(&self) -> &[Vec<Op>] {
         match self {
             Op::Parts { parts, .. } => parts,
             _ => &[],
+        }
+    }
+
+    fn id(&self) -> u32 {
+        match self {
+            Op::Step(step) => step.id,
+            Op::Enqueue(enqueue) => enqueue.id,
+            Op::Show(show) => show.id,
+            Op::Sleep { id, .. }
+            | Op::Listen { id, .. }
+            | Op::Send { id, .. }
+            | Op::Publish { id, .. }
+            | Op::Finished { id, .. }
+            | Op::Parts { id, .. } => *id,
+            Op::Event(event) => event.id,
+            Op::Deferred(deferred) => deferred.id,
+            Op::Child(child) => child.id,
         }
     }
 
@@ -272,7 +352,8 @@ impl Op {
             Op::Deferred(deferred) => deferred.timeouts.iter().sum::<Duration>() + FEEDING,
             Op::Child(child) => child.program.lasts_at_most(),
             Op::Finished { timeout, .. } => timeout.unwrap_or_default(),
-            Op::Send { .. } | Op::Publish { .. } => Duration::ZERO,
+            Op::Send { .. } | Op::Publish { .. } | Op::Show(_) => Duration::ZERO,
+            Op::Enqueue(enqueue) => enqueue.most,
             Op::Parts { how, parts, .. } => {
                 let once: Duration = parts.iter().flatten().map(Op::lasts_at_most).sum();
                 once * how.times() as u32
@@ -335,6 +416,8 @@ impl fmt::Display for Op {
                 write!(f, "finished-{id} of program {of} for {timeout:?}")
             }
             Op::Parts { id, how, .. } => write!(f, "{}-{id} {how:?}", how.name()),
+            Op::Enqueue(enqueue) => write!(f, "{enqueue}"),
+            Op::Show(show) => write!(f, "{show}"),
         }
     }
 }
@@ -357,6 +440,12 @@ impl fmt::Display for StepOp {
         }
         if self.rollback {
             write!(f, ", with rollback")?;
+        }
+        if self.emits > 0 {
+            write!(f, ", gives {} items", self.emits)?;
+        }
+        if let Some(limit) = self.limit {
+            write!(f, ", under `{}` ({})", limit.of_step().name(), limit.key())?;
         }
         Ok(())
     }

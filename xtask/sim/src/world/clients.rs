@@ -1,43 +1,69 @@
 //! Clients, each in a process of its own that follows a script.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use everstep::{
-    Client, ClientError, RunError, RunHandle, Sent, Target, Token,
-    testing::simulation::{self, Server},
+    Client, ClientError, RunError, RunHandle, RunId, Sent, Target, Token,
+    testing::simulation::{self, Server, SimProcess},
 };
 
 use crate::{
     oracle::{
         Promise,
         ledger::{Ledger, Place, Sending, Told, note},
+        requests::Request,
     },
     plan::{Act, Deed, Plan},
     work::{
-        Order, PERFORM, bodies,
+        Order, PERFORM, PROGRAM_TAG, bodies,
         events::{EVENTS, event_key},
         key,
     },
 };
 
+/// A process that follows a script.
+pub(crate) struct Actor {
+    process: SimProcess,
+    /// It does nothing any more but wait for results.
+    only_waits: Arc<AtomicBool>,
+}
+
+impl Actor {
+    /// Whether it changes nothing any more.
+    pub(crate) fn is_done(&self) -> bool {
+        self.process.is_dead() || self.only_waits.load(Ordering::Relaxed)
+    }
+}
+
 /// Starts a process for each script.
-pub(crate) fn begin(plan: &Arc<Plan>, server: &Arc<Server>, ledger: &Arc<Ledger>) {
-    for number in 0..plan.scripts.len() {
+pub(crate) fn begin(plan: &Arc<Plan>, server: &Arc<Server>, ledger: &Arc<Ledger>) -> Vec<Actor> {
+    let begin = |number: usize| {
         let process = simulation::new_process(&format!("client-{number}"));
         process.set_clocks(plan.engines[number % plan.engines.len()].clocks);
         let store = server.open(&process, false);
         let (plan, ledger) = (plan.clone(), ledger.clone());
+        let only_waits = Arc::new(AtomicBool::new(false));
+        let actor = Actor { process: process.clone(), only_waits: only_waits.clone() };
         process.spawn("script", move || {
             let Ok(client) = Client::on(store) else {
-                return;
+                return only_waits.store(true, Ordering::Relaxed);
             };
             let outside =
                 Outside { client, name: format!("client-{number}"), plan: plan.clone(), ledger };
             for act in &plan.scripts[number] {
+                if act.deed.only_waits() {
+                    only_waits.store(true, Ordering::Relaxed);
+                }
                 outside.act(act);
             }
+            only_waits.store(true, Ordering::Relaxed);
         });
-    }
+        actor
+    };
+    (0..plan.scripts.len()).map(begin).collect()
 }
 
 /// A client, and what it writes down.
@@ -57,7 +83,9 @@ impl Outside {
             Deed::Send { to, channel, message, dedupe } => {
                 self.send(*to, *channel, message, *dedupe)
             }
-            Deed::Await(program) => self.wait_for(*program),
+            Deed::Await(program) => self.with_run(*program, |run| self.hear_result(run)),
+            Deed::Follow(program, what) => self.with_run(*program, |run| self.follow(run, *what)),
+            Deed::Operate(operation) => self.operate(operation),
             Deed::Publish { event, key, body, dedupe } => self.publish(*event, *key, body, *dedupe),
             Deed::Settle { which, rejects } => self.settle_some(*which, *rejects),
         }
@@ -67,11 +95,13 @@ impl Outside {
     pub(crate) fn start(&self, program: usize) -> Option<RunHandle<u64>> {
         let version = self.plan.programs[program].version;
         let start = self.client.start(PERFORM.version(version), Order::new(program));
-        match simulation::block_on(start.key(key(program))) {
+        let start = start.key(key(program)).tag(PROGRAM_TAG, program.to_string());
+        match simulation::block_on(start) {
             Ok(run) => {
                 self.found(program, &run);
                 Some(run)
             }
+            Err(ClientError::KeyUsed { run, .. }) if self.ledger.may_be_deleted(run) => None,
             Err(error) => {
                 self.expect_store_error("a start", &error);
                 None
@@ -79,12 +109,16 @@ impl Outside {
         }
     }
 
-    /// A key leads to one run.
-    fn found(&self, program: usize, run: &RunHandle<u64>) {
+    /// A key leads to one run, until that is deleted.
+    pub(crate) fn found(&self, program: usize, run: &RunHandle<u64>) {
         let mut book = self.ledger.book();
         let known = *book.runs.entry(program).or_insert(run.id());
+        let is_deleted = book.requests.was_asked(known, Request::Delete);
+        if is_deleted {
+            book.runs.insert(program, run.id());
+        }
         drop(book);
-        if known != run.id() {
+        if known != run.id() && !is_deleted {
             let what = format!("`{}` was run {known}, and is run {} now", key(program), run.id());
             self.ledger.violate(Promise::ToldStaysTrue, what);
         }
@@ -92,14 +126,31 @@ impl Outside {
 
     fn send(&self, to: usize, channel: u32, message: &str, dedupe: bool) {
         let target = Target::Key { workflow: "perform".to_owned(), key: key(to) };
-        self.send_to(&target, channel, message, dedupe);
+        self.send_to(&target, Some(to), channel, message, dedupe);
     }
 
-    pub(crate) fn send_to(&self, target: &Target, channel: u32, message: &str, dedupe: bool) {
+    /// Sends a message to a run, which is of this program if it is no child.
+    pub(crate) fn feed(&self, run: RunId, program: Option<usize>, channel: u32, message: &str) {
+        self.send_to(&Target::Id(run), program, channel, message, true);
+    }
+
+    fn send_to(
+        &self,
+        target: &Target,
+        program: Option<usize>,
+        channel: u32,
+        message: &str,
+        dedupe: bool,
+    ) {
         let (to, name) = (format!("{target:?}"), format!("channel-{channel}"));
         let index = {
             let mut book = self.ledger.book();
-            book.sendings.push(Sending { to, message: message.to_owned(), is_delivered: None });
+            book.sendings.push(Sending {
+                to,
+                program,
+                message: message.to_owned(),
+                is_delivered: None,
+            });
             book.sendings.len() - 1
         };
         for _ in 0..if dedupe { 5 } else { 1 } {
@@ -153,7 +204,8 @@ impl Outside {
         simulation::block_on(settled);
     }
 
-    fn wait_for(&self, program: usize) {
+    /// Does something with the run of a program, if it is there.
+    pub(crate) fn with_run(&self, program: usize, does: impl FnOnce(&RunHandle<u64>)) {
         let target = key(program);
         let found = self.client.get_typed(PERFORM, ("perform", target.as_str()));
         let run = match simulation::block_on(found) {
@@ -162,7 +214,7 @@ impl Outside {
             Err(error) => return self.expect_store_error("a look", &error),
         };
         self.found(program, &run);
-        self.hear_result(&run);
+        does(&run);
     }
 
     /// Waits for the end of a run, and writes down what it is.
@@ -172,6 +224,11 @@ impl Outside {
                 Ok(value) => Told::Completed(value),
                 Err(RunError::Failed { .. }) => Told::Failed,
                 Err(RunError::Cancelled { .. }) => Told::Cancelled,
+                Err(RunError::Client(ClientError::UnknownRun { .. }))
+                    if self.ledger.may_be_deleted(run.id()) =>
+                {
+                    return;
+                }
                 Err(RunError::Client(error)) => {
                     self.expect_store_error("a result", &error);
                     simulation::sleep(self.plan.lease);
@@ -188,7 +245,7 @@ impl Outside {
     }
 
     /// Nothing else goes wrong for a client.
-    fn expect_store_error(&self, what: &str, error: &ClientError) {
+    pub(crate) fn expect_store_error(&self, what: &str, error: &ClientError) {
         note(|| format!("{what} fails: {error:?}"));
         if !matches!(error, ClientError::Store(_)) {
             let what = format!("{what} by {} fails: {error:?}", self.name);

@@ -145,7 +145,7 @@ impl Engines {
         let (engines, of) = (self.clone(), process.clone());
         let host = process.spawn("host", move || {
             let name = format!("engine-{number}.{life}");
-            let code = engines.code(name);
+            let code = engines.code(number, name);
             let builder = engines.builder(number, version, code.clone());
             let store = engines.server.open(&of, false);
             engines.host(number, &code, builder(store));
@@ -165,11 +165,14 @@ impl Engines {
     }
 
     /// The code of a process.
-    fn code(&self, process: String) -> Arc<Code> {
+    fn code(&self, number: usize, process: String) -> Arc<Code> {
         Arc::new(Code {
             programs: self.plan.programs.clone(),
             ledger: self.ledger.clone(),
             process,
+            is_fenced: self.plan.engines[number].is_fenced,
+            gate: self.plan.gate,
+            queue: self.plan.queue,
             client: OnceLock::new(),
         })
     }
@@ -182,6 +185,8 @@ impl Engines {
     ) -> impl FnOnce(Arc<SimStore>) -> EngineBuilder {
         let plan = self.plan.engines[number].clone();
         let (lease, sabotage) = (self.plan.lease, self.sabotage);
+        let (gate, queue) = (self.plan.gate, self.plan.queue);
+        let (ledger, name) = (self.ledger.clone(), code.process.clone());
         move |store| {
             let builder = Engine::on(store).settings(|settings| {
                 settings.threads = plan.threads;
@@ -192,14 +197,21 @@ impl Engines {
                     settings.hot_bytes = 0;
                 }
                 settings.shutdown_limit = lease;
-                settings.sabotage = sabotage;
+                let unfenced = (!plan.is_fenced).then_some(Sabotage::NoSelfFencing);
+                settings.sabotage = sabotage.or(unfenced);
             });
+            let builder = match queue.filter(|_| plan.workers > 0) {
+                Some(queue) => queue.work(builder, plan.workers, ledger, name),
+                None => builder,
+            };
             let code = move |ctx, order| perform(code.clone(), ctx, order);
+            let options = WorkflowOptions::new();
+            let options = gate.map_or(options.clone(), |gate| gate.on_runs(options));
             match version {
                 Version::None => builder,
-                Version::Old => builder.register_fn(PERFORM, code),
+                Version::Old => builder.register_fn_with(PERFORM, options, code),
                 Version::New => {
-                    let options = WorkflowOptions::new().accepts(1..=2);
+                    let options = options.accepts(1..=2);
                     builder.register_fn_with(PERFORM.version(2), options, code)
                 }
             }
