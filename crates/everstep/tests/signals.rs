@@ -35,8 +35,11 @@ fn child(ms: u64) -> Option<()> {
             Ok(())
         });
         let engine = engine.start().await.unwrap();
-        engine.client().start(LONG, ms).await.unwrap();
-        engine.shutdown_on_signal().await.unwrap();
+        let client = engine.client();
+        // Listens from here on: a signal may come as soon as the body has said that it began.
+        let shutdown = engine.shutdown_on_signal();
+        client.start(LONG, ms).await.unwrap();
+        shutdown.await.unwrap();
         println!("ended");
     });
     Some(())
