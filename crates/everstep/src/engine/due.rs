@@ -226,8 +226,10 @@ fn outlook(shared: &Shared) -> Outlook {
     let (chore, chore_due) = shared.keeper.outlook(shared.now());
     let work = shared.workers.next_timer();
     let next = [next, next_timer(shared), chore, work].into_iter().flatten().min();
+    // Its shards come at its start, or come back when it has registered again, and their runs with them.
+    let has_no_shards = shared.owned().is_empty() && shared.stopped().is_none();
     Outlook {
-        busy: busy || chore_due || next.is_some_and(|at| at <= shared.now()),
+        busy: busy || chore_due || has_no_shards || next.is_some_and(|at| at <= shared.now()),
         next,
         watched: shared.hub.is_waited_on(),
     }
@@ -311,6 +313,22 @@ mod tests {
         assert_eq!(state.woken(now, Some(now), false), Some(Woken::Poll { look }));
         assert_eq!(state.woken(now, Some(now), false), Some(Woken::Timers));
         assert_eq!(state.woken(now, None, false), None);
+    }
+
+    /// An engine had lost its lease on a loaded machine, and its runs were in no memory until it had
+    /// registered again. A virtual clock told a test meanwhile that nothing would ever move again.
+    #[test]
+    fn an_engine_without_shards_is_busy() {
+        let (_, shared) = fixture::shared();
+        assert!(outlook(&shared).busy);
+        let fence = fixture::enter(&shared);
+        assert!(outlook(&shared).busy, "it has a lease and no shards yet");
+        assert!(shared.set_owned_if(fence, &ShardSet::of_default_pool()));
+        assert!(!outlook(&shared).busy);
+        shared.lose_if(fence);
+        assert!(outlook(&shared).busy);
+        shared.stop(fixture::away());
+        assert!(!outlook(&shared).busy, "it will never have any");
     }
 
     /// A run that a process had left in the middle waited for a place, and its engine thread had nothing

@@ -138,6 +138,8 @@ pub(crate) struct Worker {
     releasing: Vec<Release>,
     draining: Option<oneshot::Sender<()>>,
     drained: bool,
+    /// Whether the work that the last turn has left counts as activity.
+    counts_rest: bool,
     cells: Arc<ThreadCells>,
 }
 
@@ -243,6 +245,7 @@ impl Worker {
             releasing: Vec::new(),
             draining: None,
             drained: false,
+            counts_rest: false,
         }
     }
 
@@ -292,6 +295,7 @@ impl Worker {
         self.arm_thread();
         let hot = self.by_no.len().saturating_sub(self.moving);
         self.cells.in_memory(self.moving, hot, self.hot_bytes);
+        self.count_rest();
         self.mailbox.done(n);
         self.mailbox.turn.fetch_add(1, Ordering::Release);
         if gone {
@@ -302,6 +306,20 @@ impl Worker {
             return Poll::Pending;
         }
         if self.drained && self.shared.closing() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Counts what this turn has left for the next as activity: runs that are ready, and bodies that may
+    /// start when the lease lasts again. No event is under way for them, and a virtual clock must not take
+    /// the engine for idle.
+    fn count_rest(&mut self) {
+        let stalled = self.env.stalled.get() && !self.shared.leaving();
+        let rest = !self.ready.is_empty() || stalled;
+        match (self.counts_rest, rest) {
+            (false, true) => self.shared.activity.begin(1),
+            (true, false) => self.shared.activity.end(1),
+            _ => {}
+        }
+        self.counts_rest = rest;
     }
 
     /// The lease lasts again: bodies that did not start may.

@@ -719,6 +719,9 @@ impl<'a> Life<'a> {
                     lived = self.drive(&client, &*store, audit, held) => lived,
                     _ = &mut death => Err("the store died".to_owned()),
                 };
+                if let (Ok(()), Some(run)) = (&lived, self.run) {
+                    self.note_if_hung(&engine, run).await;
+                }
                 engine.shutdown().await;
                 lived
             }
@@ -739,6 +742,15 @@ impl<'a> Life<'a> {
                 self.deaths += 1;
             }
             Err(problem) => self.problems.push(problem),
+        }
+    }
+
+    /// A run that is moving when nothing goes on any more will never move again.
+    async fn note_if_hung(&mut self, engine: &Engine, run: RunId) {
+        let running = |ending: &Ending| ending.status == RunStatus::Running;
+        if self.ending.as_ref().is_some_and(running) {
+            let place = engine.whereabouts(run).await;
+            self.problems.push(format!("the run hangs; its engine says: {place}"));
         }
     }
 

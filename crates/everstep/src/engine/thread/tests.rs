@@ -16,7 +16,7 @@ use crate::{
     },
     seam::Channel,
     store::Store,
-    time::Uptime,
+    time::{Underway as _, Uptime},
 };
 
 struct Bench {
@@ -672,6 +672,26 @@ fn a_blocking_body_that_waited_for_a_thread_starts_only_under_the_lease_of_its_r
         bench.let_blocking_bodies_run();
         assert!(scene.has_started());
     }
+}
+
+/// On a loaded machine a heartbeat was late, and the runs of the engine waited for it. A virtual clock found
+/// no event under way, and told a test that nothing would ever move again.
+#[test]
+fn runs_that_wait_for_the_lease_count_as_activity() {
+    let mut bench = Bench::new();
+    let fence = bench.begin();
+    bench.take_in(fence);
+    bench.shared.prolong(fence, Uptime::now());
+    let runtime = bench.runtime.handle().clone();
+    let _inside = runtime.enter();
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    let begun = bench.shared.activity.begun();
+    assert!(bench.worker.turn(&mut cx).is_pending());
+    assert!(bench.worker.counts_rest);
+    assert_eq!(bench.shared.activity.begun(), begun + 1);
+    bench.shared.prolong(fence, Uptime::now() + bench.shared.settings.lease);
+    assert!(bench.worker.turn(&mut cx).is_pending());
+    assert!(!bench.worker.counts_rest);
 }
 
 /// The thread that found the lease lost was held up before it told the engine threads. Meanwhile the
