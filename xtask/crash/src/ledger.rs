@@ -81,6 +81,7 @@ struct Start {
     life: usize,
     at: String,
     past: String,
+    firm: bool,
 }
 
 impl Lives {
@@ -103,14 +104,16 @@ impl Lives {
         if !is_late && (!is_unfenced || self.has_committed(life, start.steps)) {
             self.moved_on = Some((life, start.process.to_owned()));
         }
-        self.starts.push(Start { life, at: start.at.to_owned(), past: start.past.to_owned() });
+        let (at, past) = (start.at.to_owned(), start.past.to_owned());
+        self.starts.push(Start { life, at, past, firm: start.firm });
         is_late
     }
 
     /// Whether the store has accepted a commit of this life: one of the results that its code has taken
-    /// is of a body that this life has started.
+    /// is of a body that this life has started. The result of an ephemeral step says nothing, since the
+    /// code takes it without a commit.
     fn has_committed(&self, life: usize, steps: &str) -> bool {
-        let mut own = self.starts.iter().filter(|it| it.life == life);
+        let mut own = self.starts.iter().filter(|it| it.life == life && it.firm);
         own.any(|it| steps.split(' ').any(|step| step == it.at))
     }
 
@@ -495,6 +498,20 @@ mod tests {
         ledger.line(&start(2, "z", "d", "3", "a b c"));
         ledger.line(&start(1, "x", "c", "2", "a b"));
         assert_eq!((ledger.after_lease, ledger.run_again), (1, 1));
+    }
+
+    /// A process without a fence of its own ran two ephemeral bodies of a run that it had lost. The next
+    /// bodies of the owner were counted as started after its lease.
+    #[test]
+    fn result_of_an_ephemeral_body_does_not_make_a_life_later() {
+        let ephemeral = |line: String| line.replace("firm", "ephemeral");
+        let mut ledger = read(&[&start(1, "x", "a", "0", "")]);
+        ledger.unfenced(2);
+        ledger.line("L\t2\t0\trun\ty");
+        ledger.line(&ephemeral(start(2, "y", "b", "1", "a")));
+        ledger.line(&ephemeral(start(2, "y", "c", "2", "a b")));
+        ledger.line(&start(1, "x", "d", "1", "a"));
+        assert_eq!((ledger.after_lease, ledger.run_again), (0, 0));
     }
 
     #[test]
