@@ -383,15 +383,15 @@ impl Engine {
     ///
     /// If it is called outside of a tokio runtime.
     pub fn shutdown_on_signal(self) -> impl Future<Output = std::io::Result<()>> + Send {
-        let signal = shutdown_signal();
+        let signals = Signals::listen();
         async move {
-            signal.await?;
+            let mut signals = signals?;
+            signals.next().await;
             tracing::info!("the engine shuts down; a second signal ends it without waiting");
             tokio::select! {
                 () = self.shutdown() => {}
-                again = shutdown_signal() => {
+                () = signals.next() => {
                     tracing::warn!("the engine ends without waiting for its bodies");
-                    again?;
                 }
             }
             Ok(())
@@ -484,34 +484,57 @@ impl Drop for Engine {
     }
 }
 
-/// Waits for SIGTERM or SIGINT (Ctrl-C).
+/// Waits for SIGTERM or SIGINT (Ctrl-C). It listens from the call on, before the future is polled.
 ///
 /// # Errors
 ///
 /// If the signals cannot be listened to.
-#[cfg(unix)]
+///
+/// # Panics
+///
+/// If it is called outside of a tokio runtime.
 pub fn shutdown_signal() -> impl Future<Output = std::io::Result<()>> + Send {
-    use tokio::signal::unix::{SignalKind, signal};
-    let listened = signal(SignalKind::terminate())
-        .and_then(|terminate| Ok((terminate, signal(SignalKind::interrupt())?)));
+    let signals = Signals::listen();
     async move {
-        let (mut terminate, mut interrupt) = listened?;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        signals?.next().await;
         Ok(())
     }
 }
 
-/// Waits for Ctrl-C.
-///
-/// # Errors
-///
-/// If the signal cannot be listened to.
-#[cfg(not(unix))]
-pub async fn shutdown_signal() -> std::io::Result<()> {
-    tokio::signal::ctrl_c().await
+/// The signals that ask a process to end. One that comes while nobody waits is kept for the next wait.
+struct Signals {
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+    #[cfg(windows)]
+    interrupt: tokio::signal::windows::CtrlC,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn listen() -> std::io::Result<Signals> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let terminate = signal(SignalKind::terminate())?;
+        Ok(Signals { terminate, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    #[cfg(windows)]
+    fn listen() -> std::io::Result<Signals> {
+        Ok(Signals { interrupt: tokio::signal::windows::ctrl_c()? })
+    }
+
+    async fn next(&mut self) {
+        #[cfg(unix)]
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+        #[cfg(windows)]
+        {
+            _ = self.interrupt.recv().await;
+        }
+    }
 }
 
 impl EngineBuilder {
