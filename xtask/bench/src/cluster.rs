@@ -1,4 +1,5 @@
-//! What several processes on one database cost: `cluster`, `takeover`, `remote_start`.
+//! What several processes on one database cost: `cluster`, `cluster_remote`, `skewed`, `takeover`,
+//! `remote_start`.
 //!
 //! Runners are processes of their own: this program again, with [`CHILD`] as its first argument. They
 //! say what happens on their standard output, and end when their standard input does.
@@ -10,6 +11,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Mutex,
+        atomic::{AtomicU64, Ordering},
         mpsc::{self, Receiver, RecvTimeoutError},
     },
     time::{Duration, Instant, SystemTime},
@@ -122,6 +124,8 @@ pub(crate) fn child(arguments: &[String]) -> Result<(), Problem> {
     let place = Path::new(place);
     match (what.as_str(), more) {
         ("load", [in_flight]) => load(place, in_flight.parse()?),
+        ("share", [in_flight]) => share(place, in_flight.parse()?),
+        ("call", [in_flight]) => call(place, in_flight.parse()?),
         ("run", []) => {
             let runtime = crate::runtime()?;
             runtime.block_on(async {
@@ -158,12 +162,7 @@ const TIME: Duration = Duration::from_secs(5);
 fn load(place: &Path, in_flight: usize) -> Result<(), Problem> {
     crate::runtime()?.block_on(async {
         let engine = throughput::engine(place).settings(short_lease).start().await?;
-        say("ready");
-        tokio::task::spawn_blocking(|| {
-            let mut line = String::new();
-            drop(std::io::stdin().read_line(&mut line));
-        })
-        .await?;
+        ready_to_go().await?;
         let measured = throughput::closed_loop(&engine, in_flight, TIME).await?;
         say(&format!("{} {}", measured.runs, measured.time.as_secs_f64()));
         // The others may still wait for runs of this one.
@@ -173,44 +172,173 @@ fn load(place: &Path, in_flight: usize) -> Result<(), Problem> {
     })
 }
 
+/// Says that this process is ready, and waits until it is told to go.
+async fn ready_to_go() -> Result<(), Problem> {
+    say("ready");
+    let go = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
+    go.await??;
+    Ok(())
+}
+
+/// How many runs this process has run.
+static RAN: AtomicU64 = AtomicU64::new(0);
+
+/// As [`throughput::three_steps`]; counted by the process that runs it.
+#[workflow]
+async fn counted(ctx: Ctx, n: u64) -> Result<u64> {
+    RAN.fetch_add(1, Ordering::Relaxed);
+    let a = ctx.step("first", async || Ok(n + 1)).await?;
+    let b = ctx.step("second", async || Ok(a * 2)).await?;
+    ctx.step("third", async || Ok(b - n)).await
+}
+
+/// A child of [`cluster_remote`] and [`skewed`]: a runner, with callers or without. It says at last how
+/// many runs it has run.
+fn share(place: &Path, in_flight: usize) -> Result<(), Problem> {
+    crate::runtime()?.block_on(async {
+        let engine = Engine::open(place).register(counted).settings(short_lease).start().await?;
+        ready_to_go().await?;
+        if in_flight > 0 {
+            say(&called(&engine.client(), in_flight).await?);
+        }
+        // Until the callers of all processes have their results.
+        tokio::task::spawn_blocking(until_input_ends).await?;
+        engine.shutdown().await;
+        say(&RAN.load(Ordering::Relaxed).to_string());
+        Ok(())
+    })
+}
+
+/// The other child of [`cluster_remote`]: callers in a process without an engine.
+fn call(place: &Path, in_flight: usize) -> Result<(), Problem> {
+    crate::runtime()?.block_on(async {
+        let client = Client::open(place).await?;
+        ready_to_go().await?;
+        say(&called(&client, in_flight).await?);
+        until_input_ends();
+        Ok(())
+    })
+}
+
+/// Lets so many callers work, and says how many runs they had in how many seconds.
+async fn called(client: &Client, in_flight: usize) -> Result<String, Problem> {
+    let began = Instant::now();
+    let times = throughput::call(client, counted, in_flight, TIME).await?;
+    Ok(format!("{} {}", times.len(), began.elapsed().as_secs_f64()))
+}
+
+/// What callers of one process have said.
+struct Figures {
+    runs: u64,
+    seconds: f64,
+}
+
+impl Figures {
+    fn of(runner: &Runner) -> Result<Figures, Problem> {
+        let (_, line) = runner.line()?;
+        let (runs, seconds) = line.split_once(' ').ok_or("the child said no figures")?;
+        Ok(Figures { runs: runs.parse()?, seconds: seconds.parse()? })
+    }
+
+    fn per_second(&self) -> f64 {
+        self.runs as f64 / self.seconds
+    }
+}
+
+/// Lets these go when the shards are shared out among them.
+fn go(runners: &mut [Runner]) -> Result<(), Problem> {
+    std::thread::sleep(3 * LEASE);
+    runners.iter_mut().try_for_each(|runner| runner.tell("go"))
+}
+
 /// Throughput of 1, 2 and 3 runner processes on one database, with as many runs in flight in all:
 /// what it costs that work is shared.
 pub(crate) fn cluster(_: &tokio::runtime::Runtime, directory: &Directory) -> Result<(), Problem> {
-    let mut rates = Vec::new();
+    let mut measured = Vec::new();
     for processes in 1..=3 {
         let place = directory.fresh("engine.db");
-        let each = throughput::IN_FLIGHT / processes;
-        let mut runners = Vec::new();
-        for _ in 0..processes {
-            runners.push(Runner::start("load", &place, &[each.to_string()])?);
-        }
-        // Until the shards are shared out.
-        std::thread::sleep(3 * LEASE);
-        for runner in &mut runners {
-            runner.tell("go")?;
-        }
-        let (mut runs, mut time, mut rate) = (0, 0.0_f64, 0.0);
-        for runner in &runners {
-            let (_, line) = runner.line()?;
-            let (n, seconds) = line.split_once(' ').ok_or("the child said no figures")?;
-            let (n, seconds): (u64, f64) = (n.parse()?, seconds.parse()?);
-            runs += n;
-            time = time.max(seconds);
-            rate += n as f64 / seconds;
-        }
-        for runner in runners {
-            runner.end()?;
-        }
-        rates.push((runs, time, rate));
+        let each = (throughput::IN_FLIGHT / processes).to_string();
+        let start = |_| Runner::start("load", &place, std::slice::from_ref(&each));
+        let mut runners = (0..processes).map(start).collect::<Result<Vec<_>, _>>()?;
+        go(&mut runners)?;
+        let figures = runners.iter().map(Figures::of).collect::<Result<Vec<_>, _>>()?;
+        runners.into_iter().try_for_each(Runner::end)?;
+        measured.push(figures);
     }
-    let (runs, time, _) = rates[2];
-    let rate = |processes: usize| rates[processes - 1].2;
-    Line::new("cluster", runs, Duration::from_secs_f64(time))
+    let rate =
+        |processes: usize| -> f64 { measured[processes - 1].iter().map(Figures::per_second).sum() };
+    let runs = measured[2].iter().map(|it| it.runs).sum();
+    let seconds = measured[2].iter().map(|it| it.seconds).fold(0.0, f64::max);
+    Line::new("cluster", runs, Duration::from_secs_f64(seconds))
         .number("one_per_second", rate(1))
         .number("two_per_second", rate(2))
         .number("three_per_second", rate(3))
         .number("two_ratio", rate(2) / rate(1))
         .number("three_ratio", rate(3) / rate(1))
+        .print();
+    Ok(())
+}
+
+/// As [`cluster`], with all callers in a client process of their own: no run is started where it runs.
+/// The ratios are to one runner that has all callers itself.
+pub(crate) fn cluster_remote(
+    _: &tokio::runtime::Runtime,
+    directory: &Directory,
+) -> Result<(), Problem> {
+    let in_flight = [throughput::IN_FLIGHT.to_string()];
+    let none = ["0".to_owned()];
+    let place = directory.fresh("engine.db");
+    let mut alone = [Runner::start("share", &place, &in_flight)?];
+    go(&mut alone)?;
+    let local = Figures::of(&alone[0])?.per_second();
+    let [alone] = alone;
+    alone.end()?;
+    let mut measured = Vec::new();
+    for processes in 1..=3 {
+        let place = directory.fresh("engine.db");
+        let start = |_| Runner::start("share", &place, &none);
+        let mut runners = (0..processes).map(start).collect::<Result<Vec<_>, _>>()?;
+        let mut client = Runner::start("call", &place, &in_flight)?;
+        go(&mut runners)?;
+        client.tell("go")?;
+        measured.push(Figures::of(&client)?);
+        client.end()?;
+        runners.into_iter().try_for_each(Runner::end)?;
+    }
+    let rate = |processes: usize| measured[processes - 1].per_second();
+    let last = &measured[2];
+    Line::new("cluster_remote", last.runs, Duration::from_secs_f64(last.seconds))
+        .number("local_per_second", local)
+        .number("one_per_second", rate(1))
+        .number("two_per_second", rate(2))
+        .number("three_per_second", rate(3))
+        .number("one_ratio", rate(1) / local)
+        .number("two_ratio", rate(2) / local)
+        .number("three_ratio", rate(3) / local)
+        .print();
+    Ok(())
+}
+
+/// Three runners, of which one has all callers: how the work spreads, as the part of all runs that each
+/// has run.
+pub(crate) fn skewed(_: &tokio::runtime::Runtime, directory: &Directory) -> Result<(), Problem> {
+    let place = directory.fresh("engine.db");
+    let in_flight = [throughput::IN_FLIGHT, 0, 0];
+    let start = |in_flight: usize| Runner::start("share", &place, &[in_flight.to_string()]);
+    let mut runners = in_flight.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
+    go(&mut runners)?;
+    let figures = Figures::of(&runners[0])?;
+    let mut ran = Vec::new();
+    for mut runner in runners {
+        drop(runner.process.stdin.take());
+        ran.push(runner.line()?.1.parse::<u64>()?);
+    }
+    let all = ran.iter().sum::<u64>().max(1) as f64;
+    let part = |runner: usize| ran[runner] as f64 / all;
+    Line::new("skewed", figures.runs, Duration::from_secs_f64(figures.seconds))
+        .number("part_of_the_busy_one", part(0))
+        .number("part_of_the_second", part(1))
+        .number("part_of_the_third", part(2))
         .print();
     Ok(())
 }

@@ -73,6 +73,8 @@ const BENCHES: &[Bench] = &[
     bench("api", api::api),
     bench("list_at_scale", list_at_scale::list_at_scale),
     on_postgres("cluster", cluster::cluster),
+    on_postgres("cluster_remote", cluster::cluster_remote),
+    on_postgres("skewed", cluster::skewed),
     on_postgres("takeover", cluster::takeover),
     on_postgres("remote_start", cluster::remote_start),
     Bench { large: true, ..bench("at_scale", at_scale::at_scale) },

@@ -102,17 +102,42 @@ pub(crate) async fn measure(path: &Path, time: Duration) -> Result<Measured, Pro
     measured
 }
 
-/// A closed loop through the public client: whoever has its result starts the next run.
+/// A closed loop through the public client, and what it costs the engine.
 pub(crate) async fn closed_loop(
     engine: &Engine,
     in_flight: usize,
     time: Duration,
 ) -> Result<Measured, Problem> {
-    let client = engine.client();
-    let (over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (tools, before) = (engine.shared_for_tools(), engine.store().counters());
     tools.note_batch_sizes();
     let began = Instant::now();
+    let times = call(&engine.client(), three_steps, in_flight, time).await?;
+    let (time, after) = (began.elapsed(), engine.store().counters());
+    let sizes = tools.take_batch_sizes();
+    let lanes = lanes_of(&sizes, |size| tools.lanes_for(size));
+    Ok(Measured {
+        runs: times.len() as u64,
+        time,
+        fsyncs: after.batches - before.batches,
+        rows: after.rows - before.rows,
+        sizes,
+        lanes,
+        times,
+    })
+}
+
+/// So many callers, each of which starts its next run when it has the result of the last. Gives how long
+/// each run took. The workflow does what [`three_steps`] does.
+pub(crate) async fn call<W>(
+    client: &Client,
+    workflow: W,
+    in_flight: usize,
+    time: Duration,
+) -> Result<Vec<Duration>, Problem>
+where
+    W: everstep::WorkflowRef<Input = u64, Output = u64> + Copy + Send + Sync + 'static,
+{
+    let (over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let callers: Vec<_> = (0..in_flight)
         .map(|_| {
             let (client, over, next) = (client.clone(), over.clone(), next.clone());
@@ -121,7 +146,7 @@ pub(crate) async fn closed_loop(
                 while !over.load(Ordering::Relaxed) {
                     let n = next.fetch_add(1, Ordering::Relaxed);
                     let began = Instant::now();
-                    let result = client.start(three_steps, n).await?.result().await?;
+                    let result = client.start(workflow, n).await?.result().await?;
                     if result != n + 2 {
                         return Err(Problem::from(format!("run {n} gave {result}")));
                     }
@@ -137,18 +162,7 @@ pub(crate) async fn closed_loop(
     for caller in callers {
         times.extend(caller.await??);
     }
-    let (time, after) = (began.elapsed(), engine.store().counters());
-    let sizes = tools.take_batch_sizes();
-    let lanes = lanes_of(&sizes, |size| tools.lanes_for(size));
-    Ok(Measured {
-        runs: times.len() as u64,
-        time,
-        fsyncs: after.batches - before.batches,
-        rows: after.rows - before.rows,
-        sizes,
-        lanes,
-        times,
-    })
+    Ok(times)
 }
 
 /// What each lane had of batches of these sizes.
