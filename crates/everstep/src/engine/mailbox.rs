@@ -91,7 +91,8 @@ pub(crate) enum Event {
     Forget,
     /// The lease is about to end: bodies in flight are dropped.
     StopBodies,
-    /// A run that nobody could run was read: its row, and whether its history is empty.
+    /// A run that nobody could run was read: its row, with the highest number of its history, and
+    /// whether that is empty.
     Unserved(Box<RunRow>, bool),
     /// A run that nobody could run could not be read.
     Unread(RunNo),

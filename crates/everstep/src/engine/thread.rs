@@ -34,7 +34,7 @@ use super::{
 use crate::{
     commit::{Commit, Control, InboxRow, Outcome, Patch, RunStatus, Write},
     hash::FastMap,
-    run::{Next, Run, RunSeed, core::Env},
+    run::{Next, Run, RunSeed, commit_unloaded, core::Env},
     run_id::{RunId, RunIds, RunNo, ShardId},
     sabotage::Sabotage,
     seam,
@@ -1050,7 +1050,7 @@ impl Worker {
             if loading.look {
                 self.load(run);
             } else if loaded.inbox.iter().any(InboxRow::is_grant) {
-                self.put_away(row, loading.epoch);
+                self.put_away(&loaded, loading.epoch);
             }
             return;
         }
@@ -1069,7 +1069,7 @@ impl Worker {
         match (code.is_some(), cancel) {
             // To end it takes no code.
             (false, Some(cancel)) if !cancel.rollback => {
-                return self.cancel_without_code(row, loading.epoch);
+                return self.cancel_without_code(&loaded, loading.epoch);
             }
             (false, None) if self.is_over_without_code(&loaded, loading.epoch) => return,
             _ if !self.belongs_here(&hand_over::due_run(row)) => return,
@@ -1083,7 +1083,7 @@ impl Worker {
         let Some(place) = place else {
             // To end it takes no place.
             match cancel.filter(|cancel| !cancel.rollback) {
-                Some(_) => self.cancel_without_code(row, loading.epoch),
+                Some(_) => self.cancel_without_code(&loaded, loading.epoch),
                 None => self.held.push_back(run),
             }
             return;
@@ -1114,19 +1114,18 @@ impl Worker {
     }
 
     /// A run that was paused while it was in nobody's memory gives back what it holds.
-    fn put_away(&mut self, row: &RunRow, epoch: u64) {
-        let commit = Commit { results_only: true, ..Commit::of_row(row, Patch::Keep) };
+    fn put_away(&mut self, loaded: &LoadedRun, epoch: u64) {
+        let commit = Commit { results_only: true, ..commit_unloaded(loaded, Patch::Keep) };
         let write = Write::Commit(Box::new(commit));
         self.out.push(Pending::under(epoch, write, Reply::Nobody));
     }
 
-    fn cancel_without_code(&mut self, row: &RunRow, epoch: u64) {
+    fn cancel_without_code(&mut self, loaded: &LoadedRun, epoch: u64) {
         let (output, error) = (None, None);
         let status = RunStatus::Cancelled;
         let patch = Patch::Finish { status, output, error };
-        let commit = Commit::of_row(row, patch);
-        let write = Write::Commit(Box::new(commit));
-        let (thread, run) = (self.index, row.id.no());
+        let write = Write::Commit(Box::new(commit_unloaded(loaded, patch)));
+        let (thread, run) = (self.index, loaded.row.id.no());
         let reply = Reply::Owner { thread, run };
         self.out.push(Pending::under(epoch, write, reply));
     }

@@ -2,6 +2,7 @@
 
 mod ending;
 mod leaving;
+mod numbers;
 mod put_away;
 
 use std::sync::OnceLock;
