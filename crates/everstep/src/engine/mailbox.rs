@@ -59,6 +59,8 @@ pub(crate) enum Event {
     Loaded { run: RunNo, ticket: u64, loaded: Result<Option<Box<LoadedRun>>, StoreError> },
     /// What became of a write about a run that is not in memory.
     Settled(RunNo, Settled),
+    /// An item that a body of this run has emitted was not written, or may not have been: why.
+    ItemLost { run: RunNo, error: Arc<StoreError> },
     /// Paused runs of shards that were just taken, which the code that is here may mend.
     Reconsider(Vec<RunNo>),
     /// One of them was read from the store.

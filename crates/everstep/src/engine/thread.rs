@@ -39,7 +39,7 @@ use crate::{
     sabotage::Sabotage,
     seam,
     services::Services,
-    store::{DueRun, LoadedRun, RunRow, ShardSet, Store, StoreError},
+    store::{DueRun, LoadedRun, Reaction, RunRow, ShardSet, Store, StoreError},
     telemetry::{RunTelemetry, ThreadCells},
     time::Timestamp,
 };
@@ -363,6 +363,7 @@ impl Worker {
             }
             Event::Loaded { run, ticket, loaded } => self.loaded(run, ticket, loaded),
             Event::Settled(run, how) => self.settled(run, how),
+            Event::ItemLost { run, error } => self.item_lost(run, &error),
             Event::Reconsider(runs) => self.reconsider(runs),
             Event::Reconsidered(run, loaded) => self.reconsidered(run, loaded),
             Event::HeldUp(shards, limit, answer) => {
@@ -576,7 +577,8 @@ impl Worker {
                 };
                 let reply = Reply::Run { thread: self.index, slot, run: task.token };
                 let write = Write::Commit(Box::new(sent.commit));
-                self.out.push(Pending::under(task.epoch, write, reply));
+                let streams = task.run.core.state.borrow().streams.clone();
+                self.out.push(Pending::under(task.epoch, write, reply).with(streams));
             }
             None if task.leaving.is_some() => self.leave_if_idle(slot),
             // A wait that was over when its operation was made is not what a run parks for: dropped from
@@ -723,16 +725,7 @@ impl Worker {
             }
             Answer::Outcome(..) | Answer::Unknown => Next::Reload,
             Answer::Rejected(error) => {
-                let reason = match std::error::Error::source(&*error) {
-                    Some(cause) => format!("{error}: {cause}"),
-                    None => error.to_string(),
-                };
-                let commit = task.run.pause_commit(format!("the store cannot take it: {reason}"));
-                let write = Write::Commit(Box::new(commit));
-                let (epoch, run) = (task.epoch, id.no());
-                let thread = self.index;
-                let reply = Reply::Owner { thread, run };
-                self.out.push(Pending::under(epoch, write, reply));
+                self.pause_rejected(ack.slot, &error);
                 Next::Drop
             }
         };
@@ -744,6 +737,45 @@ impl Worker {
                 self.load(id.no());
             }
         }
+    }
+
+    /// Pauses a run of which the store cannot take something.
+    fn pause_rejected(&mut self, slot: u32, error: &StoreError) {
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
+        let reason = match std::error::Error::source(error) {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        };
+        let commit = task.run.pause_commit(format!("the store cannot take it: {reason}"));
+        let write = Write::Commit(Box::new(commit));
+        let (thread, run) = (self.index, task.id.no());
+        let reply = Reply::Owner { thread, run };
+        self.out.push(Pending::under(task.epoch, write, reply));
+    }
+
+    /// An item that a body has emitted is missing, or may be. The committer writes nothing more of this
+    /// stay of the run, so what is in memory is worth nothing: the run is read again, and the body
+    /// emits again. If the store cannot take the item, the run is paused.
+    fn item_lost(&mut self, run: RunNo, error: &StoreError) {
+        let Some(slot) = self.by_no.get(&run).copied() else {
+            return;
+        };
+        let Some(Some(task)) = self.tasks.get(slot as usize) else {
+            return;
+        };
+        let streams = task.run.core.state.borrow().streams.clone();
+        if !streams.is_some_and(|streams| streams.has_lost()) {
+            // It has left memory and come back since.
+            return;
+        }
+        if error.reaction() != Reaction::Bisect {
+            self.remove(slot);
+            return self.load(run);
+        }
+        self.pause_rejected(slot, error);
+        self.remove(slot);
     }
 
     fn started(&mut self, new: crate::commit::NewRun, at: Timestamp, epoch: u64) {

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     commit::{Commit, InboxRow, KeyRange, LoadedRun, NewRun, Patch, Put, RunStatus},
     ctx::{
-        emit::{Mark, StreamNames},
+        emit::{Mark, RunStreams},
         rollback,
     },
     hash::{FastMap, FastSet},
@@ -202,8 +202,8 @@ impl Run {
             }
         }
         if !seed.streams.is_empty() {
-            let names = StreamNames::new(std::mem::take(&mut seed.streams));
-            st.stream_names = Some(Arc::new(names));
+            let streams = RunStreams::new(std::mem::take(&mut seed.streams));
+            st.streams = Some(Arc::new(streams));
         }
         st.suspect = seed.recoveries >= SUSPECT_AFTER;
         st.inbox.set_seen(first_unseen(&seed));

@@ -1,5 +1,6 @@
 //! An engine thread, one event after another.
 
+mod emitting;
 mod ending;
 mod leaving;
 mod numbers;
