@@ -998,6 +998,7 @@ const CHECKS: &[(&str, Check)] = checks![
     an_abandoned_wait_for_a_limit_gives_its_place_back,
     another_rule_counts_from_the_next_asking,
     turns_by_the_rate_are_given_away_in_order,
+    turns_follow_a_clock_that_was_set_back,
 ];
 
 const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);

@@ -271,3 +271,27 @@ pub(super) fn turns_by_the_rate_are_given_away_in_order(world: &World) {
     let keys: Vec<&str> = limits.iter().map(|row| row.key.as_str()).collect();
     assert_eq!(keys, ["b"]);
 }
+
+/// The clock of a process is an hour ahead for a while, and is set back. Nobody had a turn for an hour.
+pub(super) fn turns_follow_a_clock_that_was_set_back(world: &World) {
+    const HOUR: i64 = 3_600_000;
+    let id = world.running();
+    let rule = LimitRule {
+        concurrency: None,
+        rate: Some(LimitRate { count: 1, per_ms: 1_000, burst: 1 }),
+    };
+    for (op, now) in [(1, HOUR), (2, HOUR), (3, 10), (4, 20), (5, 9_000)] {
+        let Effect::Acquire(mut acquire) = acquire(rule, op) else {
+            unreachable!("it is one");
+        };
+        acquire.holds = false;
+        let write = Write::Commit(Box::new(with(id, Effect::Acquire(acquire))));
+        let outcome = world.one(now, write);
+        assert!(matches!(outcome, Outcome::Committed(_)), "{outcome:?}");
+    }
+    let rows = world.store.inbox(id.no(), 0).expect("inbox");
+    let turn = |row: &InboxRow| internal::decode_turn(&row.body).expect("a turn");
+    let turns: Vec<Timestamp> = rows.iter().map(turn).collect();
+    // The two that were given away still count.
+    assert_eq!(turns, [HOUR, HOUR + 1_000, 2_010, 3_010, 9_000].map(at));
+}

@@ -350,7 +350,9 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// A commit that changes only the row, made by somebody who does not have the run in memory.
+    /// A commit that changes only the row, for a run that is not in memory. The row must have the
+    /// highest number of the history, and often has a lower bound only: where the history was read, use
+    /// [`run::commit_unloaded`](crate::run::commit_unloaded).
     pub(crate) fn of_row(row: &RunRow, patch: Patch) -> Commit {
         Commit {
             run: row.id.no(),

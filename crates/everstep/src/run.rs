@@ -50,7 +50,7 @@ use self::core::{Core, Mode, Phase};
 pub(crate) use definition::{Definition, RunEnd, RunFuture};
 pub(crate) use flush::{Next, WAITS_IN_ROW};
 pub(crate) use limits::is_at_gate;
-pub(crate) use load::{RunSeed, SUSPECT_AFTER};
+pub(crate) use load::{RunSeed, SUSPECT_AFTER, commit_unloaded, highest_number};
 pub(crate) use mended::is_mended_by_deploy;
 
 /// Why a run cannot go on with the code that is here. It is paused with this as the reason, and

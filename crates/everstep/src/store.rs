@@ -879,6 +879,9 @@ pub struct LimitRow {
     /// The rate's clock, in microseconds since 1970: as far as turns have been given away. See
     /// `store/rules/limits.rs`.
     pub turn_us: i64,
+    /// The latest time at which the row was written, in microseconds since 1970: `turn_us` is by the
+    /// clock that showed it.
+    pub seen_us: i64,
 }
 
 /// Which runs are meant. Everything that is set must hold.

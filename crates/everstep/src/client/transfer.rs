@@ -10,6 +10,7 @@ use crate::{
     history::{EntryKind, EntryStatus, decode_entry},
     location::keys,
     name::check_name,
+    run::highest_number,
     run_id::RunId,
     store::RunRow,
 };
@@ -158,6 +159,8 @@ impl Client {
             |problem: String| ClientError::Decode { what: "the file".to_owned(), problem };
         let decoded = run_file::decode_run(file.as_ref());
         let mut run = decoded.map_err(|error| unreadable(error.to_string()))?;
+        // The row of a run that has ended knows it, unless `doctor` has repaired that row.
+        run.row.last_number = run.row.last_number.max(highest_number(&run.history));
         check(&run, self.shared.settings.history_entries_max).map_err(unreadable)?;
         register_again(&mut run);
         let RunRow { id, .. } = run.row;

@@ -5,13 +5,18 @@
 //! are in their stream already: each is there exactly once.
 //!
 //! What a body emits is handed to the committer at once, so that it can be read while the body
-//! runs. It is queued before the body's result can be, so it is durable before that or with it. How
+//! runs. It is queued before the body's result can be, so it is durable before that or with it. If the
+//! committer does not know whether an item was written, it writes nothing more of this stay of the run
+//! in memory ([`RunStreams::lose`]); the run is read again, and the body runs again. How
 //! much may be queued is bounded by bytes, for all bodies of a process together: a body that emits
 //! faster than the disk can take it waits.
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use serde::Serialize;
@@ -74,9 +79,9 @@ impl Ctx {
         core.check_outside_body(|| {
             format!("an item of the stream `{stream}` with `ctx.emit`, not with `Step::emit`")
         })?;
-        let names = core.stream_names();
+        let streams = core.streams();
         let body = encode(core, item, Whose::Runs, || format!("an item of the stream `{stream}`"))?;
-        let emit = prepare(&core.env.settings, &names, stream, body, None)?;
+        let emit = prepare(&core.env.settings, &streams, stream, body, None)?;
         core.emit(emit);
         Ok(())
     }
@@ -89,8 +94,10 @@ impl Step {
     /// The item is tagged with the step and the attempt. A body that runs again, after a failed
     /// attempt or a crash, emits again; what it emitted before stays, and readers are told (see
     /// [`StreamItem::restarted`](crate::StreamItem::restarted)). Everything that a body has emitted
-    /// is durable before its result is, or with it. What is emitted after the run has ended, or by
-    /// a process that has lost the run, is dropped.
+    /// is durable before its result is, or with it. If the store cannot say whether an item was
+    /// written, as after a lost connection, the result is not recorded: the body runs again, as after
+    /// a crash. What is emitted after the run has ended, or by a process that has lost the run, is
+    /// dropped.
     ///
     /// It waits only while too much of what bodies have emitted is not durable yet.
     ///
@@ -150,7 +157,7 @@ pub(crate) struct Emitter {
     epoch: u64,
     settings: Arc<Settings>,
     sealer: Sealer,
-    names: Arc<StreamNames>,
+    streams: Arc<RunStreams>,
     run: RunNo,
     generation: u32,
     by: EmittedBy,
@@ -164,7 +171,7 @@ impl Emitter {
             epoch,
             settings: core.env.settings.clone(),
             sealer: Sealer::of(core),
-            names: core.stream_names(),
+            streams: core.streams(),
             run: core.facts.id.no(),
             generation: core.facts.generation,
             by: EmittedBy {
@@ -180,7 +187,7 @@ impl Emitter {
     fn prepare<T: Serialize + ?Sized>(&self, stream: &str, item: &T) -> Result<Emit> {
         let by = Some(self.by.clone());
         let body = self.sealer.encode(item)?;
-        prepare(&self.settings, &self.names, stream, body, by)
+        prepare(&self.settings, &self.streams, stream, body, by)
     }
 
     /// Waits for room and hands the item to the committer.
@@ -188,7 +195,7 @@ impl Emitter {
         let Some(owner) = &self.owner else { return };
         let bytes = emit.body.len() + emit.stream.len() + self.by.step.len() + ITEM_BYTES;
         let emission = Emission { run: self.run, generation: self.generation, items: vec![emit] };
-        owner.emit(self.epoch, emission, bytes).await;
+        owner.emit(self.epoch, emission, bytes, &self.streams).await;
     }
 }
 
@@ -197,29 +204,44 @@ const ITEM_BYTES: usize = 256;
 
 fn prepare(
     settings: &Settings,
-    names: &StreamNames,
+    streams: &RunStreams,
     stream: &str,
     body: Vec<u8>,
     by: Option<EmittedBy>,
 ) -> Result<Emit> {
     check_name(stream).map_err(Error::fatal)?;
-    names.admit(stream, settings.streams_max)?;
+    streams.admit(stream, settings.streams_max)?;
     Ok(Emit { stream: stream.to_owned(), by, body, items_max: settings.stream_items_max })
 }
 
-/// The names of a run's streams, shared by its code and its bodies.
-#[derive(Default)]
-pub(crate) struct StreamNames(Mutex<BTreeSet<String>>);
+/// The streams of a run, for one stay in memory: shared by its code, its bodies and the committer.
+#[derive(Debug, Default)]
+pub(crate) struct RunStreams {
+    names: Mutex<BTreeSet<String>>,
+    /// An item that a body has emitted in this stay is missing, or may be. Never taken back.
+    has_lost: AtomicBool,
+}
 
-impl StreamNames {
-    pub(crate) fn new(names: Vec<String>) -> StreamNames {
-        StreamNames(Mutex::new(names.into_iter().collect()))
+impl RunStreams {
+    pub(crate) fn new(names: Vec<String>) -> RunStreams {
+        let names = Mutex::new(names.into_iter().collect());
+        RunStreams { names, has_lost: AtomicBool::new(false) }
+    }
+
+    /// An item may be missing. From now on nothing of this stay is written: a result that follows would
+    /// be recorded without its items.
+    pub(crate) fn lose(&self) {
+        self.has_lost.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_lost(&self) -> bool {
+        self.has_lost.load(Ordering::Acquire)
     }
 
     /// Lets a stream in that is known, or that there is room for. A run that has a stream keeps it,
     /// so what was let in once is let in by every replay.
     fn admit(&self, stream: &str, limit: usize) -> Result<()> {
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         if names.contains(stream) {
             return Ok(());
         }
@@ -285,9 +307,9 @@ impl Mark {
 }
 
 impl Core {
-    pub(crate) fn stream_names(&self) -> Arc<StreamNames> {
+    pub(crate) fn streams(&self) -> Arc<RunStreams> {
         let mut st = self.state.borrow_mut();
-        st.stream_names.get_or_insert_default().clone()
+        st.streams.get_or_insert_default().clone()
     }
 
     /// Puts an item of the workflow's own code into the next commit, unless it is stored already.

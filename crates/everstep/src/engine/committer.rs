@@ -15,9 +15,16 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{claims, lanes, shared::Shared, streams::Room, workers};
+use super::{
+    claims, lanes,
+    mailbox::{Event, Mailbox},
+    shared::Shared,
+    streams::Room,
+    workers,
+};
 use crate::{
     commit::{Applied, Batch, Commit, Fence, Outcome, QueueWrite, Refusal, Settlement, Write},
+    ctx::emit::RunStreams,
     run_id::RunNo,
     sabotage::Sabotage,
     seam::{self, Lock, Monitor},
@@ -39,8 +46,14 @@ impl Pending {
 
     /// A write of the owner of a run, which had it under the lease with this epoch.
     pub(crate) fn under(epoch: u64, write: Write, reply: Reply) -> Pending {
-        let sender = Sender { reply, epoch };
+        let sender = Sender { reply, epoch, streams: None };
         Pending { write, sender }
+    }
+
+    /// The same, of a run that may have emitted items: it is not made once one of them may be missing.
+    pub(crate) fn with(mut self, streams: Option<Arc<RunStreams>>) -> Pending {
+        self.sender.streams = streams;
+        self
     }
 }
 
@@ -51,6 +64,8 @@ pub(crate) struct Sender {
     /// that: it is never sent under another. What was done under a lease that was lost is not
     /// current, though the shard may have come back since.
     epoch: u64,
+    /// The streams of the run, if its bodies may have emitted items before this write was queued.
+    streams: Option<Arc<RunStreams>>,
 }
 
 /// Of a write that depends on no lease.
@@ -59,6 +74,11 @@ const NO_EPOCH: u64 = 0;
 impl Sender {
     fn is_stale(&self, fence: Option<Fence>) -> bool {
         self.epoch != NO_EPOCH && fence.is_none_or(|fence| fence.epoch != self.epoch)
+    }
+
+    /// Whether an item that its run has emitted before it may be missing.
+    fn has_lost_items(&self) -> bool {
+        self.streams.as_ref().is_some_and(|streams| streams.has_lost())
     }
 }
 
@@ -71,8 +91,14 @@ pub(crate) enum Reply {
     Owner { thread: usize, run: RunNo },
     /// A caller that waits.
     Caller(oneshot::Sender<Result<Outcome, Arc<StoreError>>>),
-    /// A body that emits: its room is given back.
-    Emitter(#[expect(dead_code, reason = "held for its drop")] Room),
+    /// A body that emits. Its room is given back, and the owner of its run is told if the item may be
+    /// missing.
+    Emitter {
+        owner: Arc<Mailbox>,
+        run: RunNo,
+        #[expect(dead_code, reason = "held for its drop")]
+        room: Room,
+    },
     /// Nobody.
     Nobody,
 }
@@ -157,6 +183,12 @@ impl CommitQueue {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.list.notify();
+    }
+
+    /// Everything that is queued, for a test that is the committer.
+    #[cfg(test)]
+    pub(crate) fn take_queued(&self) -> Vec<Pending> {
+        std::mem::take(&mut *self.list.lock())
     }
 
     /// Everything that is queued; `None` once it is closed and empty.
@@ -348,29 +380,54 @@ pub(super) fn from_batch(batch: Batch, senders: Vec<Sender>) -> Vec<Pending> {
     parts.map(|(write, sender)| Pending { write, sender }).collect()
 }
 
-/// Refuses what was done under another lease than the one that the batch is sent under; gives the
-/// rest, of which nothing may be left.
+/// Refuses what must not be written any more: what was done under another lease than the one that the
+/// batch is sent under, and what a run has done after an item that may be missing. Gives the rest, of
+/// which nothing may be left.
 pub(super) fn refuse_stale(
     shared: &Shared,
-    mut batch: Batch,
+    batch: Batch,
     senders: Vec<Sender>,
 ) -> (Batch, Vec<Sender>) {
+    let (batch, senders) = give_up_lost(shared, batch, senders);
     let fence = batch.fence;
     let is_sound = !senders.iter().any(|sender| sender.is_stale(fence));
     if is_sound || shared.settings.breaks(Sabotage::NoFence) {
         return (batch, senders);
     }
-    let writes = std::mem::take(&mut batch.writes);
-    let parts = writes.into_iter().zip(senders);
-    let (stale, rest): (Vec<_>, Vec<_>) = parts.partition(|(_, sender)| sender.is_stale(fence));
-    let (writes, stale): (Vec<_>, Vec<_>) = stale.into_iter().unzip();
-    let refused = Batch { fence: None, now: batch.now, writes };
+    let (refused, stale, batch, senders) = part(batch, senders, |sender| sender.is_stale(fence));
     let outcomes = stale.iter().map(|_| Outcome::Refused(Refusal::Fenced));
     let applied = Applied { outcomes: outcomes.collect(), notices: Vec::new() };
     super::dispatch::dispatch(shared, refused, stale, applied);
-    let (writes, senders) = rest.into_iter().unzip();
-    batch.writes = writes;
     (batch, senders)
+}
+
+/// Does not make what a run has done after an item that may be missing; gives the rest. The run is read
+/// again, as after a commit whose outcome is not known.
+fn give_up_lost(shared: &Shared, batch: Batch, senders: Vec<Sender>) -> (Batch, Vec<Sender>) {
+    if !senders.iter().any(Sender::has_lost_items) {
+        return (batch, senders);
+    }
+    let (given_up, lost, batch, senders) = part(batch, senders, Sender::has_lost_items);
+    let source = "an item that the run has emitted before may be missing".into();
+    let error = StoreError::UnknownOutcome { store: shared.store.describe(), source };
+    dispatch_error(shared, given_up, lost, &Arc::new(error));
+    (batch, senders)
+}
+
+/// Takes the writes of some senders out of a batch; gives those, and then the rest.
+fn part(
+    mut batch: Batch,
+    senders: Vec<Sender>,
+    is_meant: impl Fn(&Sender) -> bool,
+) -> (Batch, Vec<Sender>, Batch, Vec<Sender>) {
+    let writes = std::mem::take(&mut batch.writes);
+    let parts = writes.into_iter().zip(senders);
+    let (taken, rest): (Vec<_>, Vec<_>) = parts.partition(|(_, sender)| is_meant(sender));
+    let (writes, taken) = taken.into_iter().unzip();
+    let out = Batch { fence: None, now: batch.now, writes };
+    let (writes, rest) = rest.into_iter().unzip();
+    batch.writes = writes;
+    (out, taken, batch, rest)
 }
 
 pub(super) fn committed(shared: &Shared, batch: Batch, senders: Vec<Sender>, applied: Applied) {
@@ -463,20 +520,24 @@ fn dispatch_error(shared: &Shared, batch: Batch, senders: Vec<Sender>, error: &A
                     }
                     _ => Answer::Unknown,
                 };
-                shared.threads[thread].push(super::mailbox::Event::Acks(vec![Ack {
-                    slot,
-                    run,
-                    answer,
-                }]));
+                shared.threads[thread].push(Event::Acks(vec![Ack { slot, run, answer }]));
             }
             Reply::Owner { thread, run } => {
                 let how = match error.reaction() {
                     Reaction::Bisect => Settled::Rejected,
                     _ => Settled::Unknown,
                 };
-                shared.threads[thread].push(super::mailbox::Event::Settled(run, how));
+                shared.threads[thread].push(Event::Settled(run, how));
             }
-            Reply::Emitter(_) | Reply::Nobody => {}
+            Reply::Emitter { .. } if shared.settings.breaks(Sabotage::DropItems) => {}
+            Reply::Emitter { owner, run, .. } => {
+                // Before the next batch is begun: the result of the body may be in it.
+                if let Some(streams) = &sender.streams {
+                    streams.lose();
+                }
+                owner.push(Event::ItemLost { run, error });
+            }
+            Reply::Nobody => {}
         }
     }
     let writes = batch.writes.len();
@@ -503,7 +564,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        engine::{fixture, mailbox::Event},
+        engine::fixture,
         store::{ShardSet, Store},
     };
 

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     cancellation::Cancellation,
     commit::{Emission, Write},
+    ctx::emit::RunStreams,
     run::owner::Owner,
     run_id::RunId,
     time::Timestamp,
@@ -69,18 +70,21 @@ impl Owner for Host {
         self.mailbox.bodies.leave(place);
     }
 
-    fn emit(
-        &self,
+    fn emit<'a>(
+        &'a self,
         epoch: u64,
         emission: Emission,
         bytes: usize,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        streams: &'a Arc<RunStreams>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
         Box::pin(async move {
             let Some(room) = self.shared.emitting.take(bytes).await else {
                 return;
             };
+            let (owner, run) = (self.mailbox.clone(), emission.run);
+            let reply = Reply::Emitter { owner, run, room };
             let write = Write::Emit(Box::new(emission));
-            let pending = Pending::under(epoch, write, Reply::Emitter(room));
+            let pending = Pending::under(epoch, write, reply).with(Some(streams.clone()));
             self.shared.queue.push(&self.shared, pending);
         })
     }

@@ -59,6 +59,8 @@ pub(crate) enum Event {
     Loaded { run: RunNo, ticket: u64, loaded: Result<Option<Box<LoadedRun>>, StoreError> },
     /// What became of a write about a run that is not in memory.
     Settled(RunNo, Settled),
+    /// An item that a body of this run has emitted was not written, or may not have been: why.
+    ItemLost { run: RunNo, error: Arc<StoreError> },
     /// Paused runs of shards that were just taken, which the code that is here may mend.
     Reconsider(Vec<RunNo>),
     /// One of them was read from the store.
@@ -91,7 +93,8 @@ pub(crate) enum Event {
     Forget,
     /// The lease is about to end: bodies in flight are dropped.
     StopBodies,
-    /// A run that nobody could run was read: its row, and whether its history is empty.
+    /// A run that nobody could run was read: its row, with the highest number of its history, and
+    /// whether that is empty.
     Unserved(Box<RunRow>, bool),
     /// A run that nobody could run could not be read.
     Unread(RunNo),

@@ -34,12 +34,12 @@ use super::{
 use crate::{
     commit::{Commit, Control, InboxRow, Outcome, Patch, RunStatus, Write},
     hash::FastMap,
-    run::{Next, Run, RunSeed, core::Env},
+    run::{Next, Run, RunSeed, commit_unloaded, core::Env},
     run_id::{RunId, RunIds, RunNo, ShardId},
     sabotage::Sabotage,
     seam,
     services::Services,
-    store::{DueRun, LoadedRun, RunRow, ShardSet, Store, StoreError},
+    store::{DueRun, LoadedRun, Reaction, RunRow, ShardSet, Store, StoreError},
     telemetry::{RunTelemetry, ThreadCells},
     time::Timestamp,
 };
@@ -381,6 +381,7 @@ impl Worker {
             }
             Event::Loaded { run, ticket, loaded } => self.loaded(run, ticket, loaded),
             Event::Settled(run, how) => self.settled(run, how),
+            Event::ItemLost { run, error } => self.item_lost(run, &error),
             Event::Reconsider(runs) => self.reconsider(runs),
             Event::Reconsidered(run, loaded) => self.reconsidered(run, loaded),
             Event::HeldUp(shards, limit, answer) => {
@@ -594,7 +595,8 @@ impl Worker {
                 };
                 let reply = Reply::Run { thread: self.index, slot, run: task.token };
                 let write = Write::Commit(Box::new(sent.commit));
-                self.out.push(Pending::under(task.epoch, write, reply));
+                let streams = task.run.core.state.borrow().streams.clone();
+                self.out.push(Pending::under(task.epoch, write, reply).with(streams));
             }
             None if task.leaving.is_some() => self.leave_if_idle(slot),
             // A wait that was over when its operation was made is not what a run parks for: dropped from
@@ -741,16 +743,7 @@ impl Worker {
             }
             Answer::Outcome(..) | Answer::Unknown => Next::Reload,
             Answer::Rejected(error) => {
-                let reason = match std::error::Error::source(&*error) {
-                    Some(cause) => format!("{error}: {cause}"),
-                    None => error.to_string(),
-                };
-                let commit = task.run.pause_commit(format!("the store cannot take it: {reason}"));
-                let write = Write::Commit(Box::new(commit));
-                let (epoch, run) = (task.epoch, id.no());
-                let thread = self.index;
-                let reply = Reply::Owner { thread, run };
-                self.out.push(Pending::under(epoch, write, reply));
+                self.pause_rejected(ack.slot, &error);
                 Next::Drop
             }
         };
@@ -762,6 +755,45 @@ impl Worker {
                 self.load(id.no());
             }
         }
+    }
+
+    /// Pauses a run of which the store cannot take something.
+    fn pause_rejected(&mut self, slot: u32, error: &StoreError) {
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
+        let reason = match std::error::Error::source(error) {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        };
+        let commit = task.run.pause_commit(format!("the store cannot take it: {reason}"));
+        let write = Write::Commit(Box::new(commit));
+        let (thread, run) = (self.index, task.id.no());
+        let reply = Reply::Owner { thread, run };
+        self.out.push(Pending::under(task.epoch, write, reply));
+    }
+
+    /// An item that a body has emitted is missing, or may be. The committer writes nothing more of this
+    /// stay of the run, so what is in memory is worth nothing: the run is read again, and the body
+    /// emits again. If the store cannot take the item, the run is paused.
+    fn item_lost(&mut self, run: RunNo, error: &StoreError) {
+        let Some(slot) = self.by_no.get(&run).copied() else {
+            return;
+        };
+        let Some(Some(task)) = self.tasks.get(slot as usize) else {
+            return;
+        };
+        let streams = task.run.core.state.borrow().streams.clone();
+        if !streams.is_some_and(|streams| streams.has_lost()) {
+            // It has left memory and come back since.
+            return;
+        }
+        if error.reaction() != Reaction::Bisect {
+            self.remove(slot);
+            return self.load(run);
+        }
+        self.pause_rejected(slot, error);
+        self.remove(slot);
     }
 
     fn started(&mut self, new: crate::commit::NewRun, at: Timestamp, epoch: u64) {
@@ -1068,7 +1100,7 @@ impl Worker {
             if loading.look {
                 self.load(run);
             } else if loaded.inbox.iter().any(InboxRow::is_grant) {
-                self.put_away(row, loading.epoch);
+                self.put_away(&loaded, loading.epoch);
             }
             return;
         }
@@ -1087,7 +1119,7 @@ impl Worker {
         match (code.is_some(), cancel) {
             // To end it takes no code.
             (false, Some(cancel)) if !cancel.rollback => {
-                return self.cancel_without_code(row, loading.epoch);
+                return self.cancel_without_code(&loaded, loading.epoch);
             }
             (false, None) if self.is_over_without_code(&loaded, loading.epoch) => return,
             _ if !self.belongs_here(&hand_over::due_run(row)) => return,
@@ -1101,7 +1133,7 @@ impl Worker {
         let Some(place) = place else {
             // To end it takes no place.
             match cancel.filter(|cancel| !cancel.rollback) {
-                Some(_) => self.cancel_without_code(row, loading.epoch),
+                Some(_) => self.cancel_without_code(&loaded, loading.epoch),
                 None => self.held.push_back(run),
             }
             return;
@@ -1132,19 +1164,18 @@ impl Worker {
     }
 
     /// A run that was paused while it was in nobody's memory gives back what it holds.
-    fn put_away(&mut self, row: &RunRow, epoch: u64) {
-        let commit = Commit { results_only: true, ..Commit::of_row(row, Patch::Keep) };
+    fn put_away(&mut self, loaded: &LoadedRun, epoch: u64) {
+        let commit = Commit { results_only: true, ..commit_unloaded(loaded, Patch::Keep) };
         let write = Write::Commit(Box::new(commit));
         self.out.push(Pending::under(epoch, write, Reply::Nobody));
     }
 
-    fn cancel_without_code(&mut self, row: &RunRow, epoch: u64) {
+    fn cancel_without_code(&mut self, loaded: &LoadedRun, epoch: u64) {
         let (output, error) = (None, None);
         let status = RunStatus::Cancelled;
         let patch = Patch::Finish { status, output, error };
-        let commit = Commit::of_row(row, patch);
-        let write = Write::Commit(Box::new(commit));
-        let (thread, run) = (self.index, row.id.no());
+        let write = Write::Commit(Box::new(commit_unloaded(loaded, patch)));
+        let (thread, run) = (self.index, loaded.row.id.no());
         let reply = Reply::Owner { thread, run };
         self.out.push(Pending::under(epoch, write, reply));
     }

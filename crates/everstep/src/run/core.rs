@@ -28,7 +28,7 @@ use crate::{
     cancellation::Cancellation,
     commit::{Effect, KeyRange},
     ctx::{
-        emit::{Mark, StreamNames},
+        emit::{Mark, RunStreams},
         rollback::Undo,
     },
     error::Error,
@@ -325,7 +325,7 @@ pub(crate) struct State {
     pub(crate) emit_mark: Mark,
     pub(crate) emitted: Mark,
     /// The streams that the run has; made when it is first asked for.
-    pub(crate) stream_names: Option<Arc<StreamNames>>,
+    pub(crate) streams: Option<Arc<RunStreams>>,
     /// Sends whose effect is in `effects`, in the same order.
     pub(crate) sends: Vec<OpId>,
     /// Transactions that go into the next commit.

@@ -11,9 +11,9 @@ use super::{
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
-    commit::{InboxRow, KeyRange, LoadedRun, NewRun, Put, RunStatus},
+    commit::{Commit, InboxRow, KeyRange, LoadedRun, NewRun, Patch, Put, RunStatus},
     ctx::{
-        emit::{Mark, StreamNames},
+        emit::{Mark, RunStreams},
         rollback,
     },
     hash::{FastMap, FastSet},
@@ -166,7 +166,10 @@ impl Run {
         (flush.ending, flush.error) = (seed.ending, seed.error.clone());
         let mut stage = Stage::Forward;
         match Records::decode(&seed.history) {
-            Err(halt) => st.halt = Some(halt),
+            Err(halt) => {
+                st.halt = Some(halt);
+                flush.stored_number = highest_number(&seed.history).max(seed.last_number);
+            }
             Ok(mut records) => {
                 st.entries = records.entries.len() as u64;
                 if let Some(lineage) = records.lineage.take() {
@@ -199,8 +202,8 @@ impl Run {
             }
         }
         if !seed.streams.is_empty() {
-            let names = StreamNames::new(std::mem::take(&mut seed.streams));
-            st.stream_names = Some(Arc::new(names));
+            let streams = RunStreams::new(std::mem::take(&mut seed.streams));
+            st.streams = Some(Arc::new(streams));
         }
         st.suspect = seed.recoveries >= SUSPECT_AFTER;
         st.inbox.set_seen(first_unseen(&seed));
@@ -346,6 +349,22 @@ impl Records {
         }
         Ok(records)
     }
+}
+
+/// The highest number of a stored history, as far as it can be read. The row of a run that moves, was
+/// resumed or was imported has only a lower bound of it.
+pub(crate) fn highest_number(history: &[Put]) -> u64 {
+    let is_entry =
+        |put: &&Put| put.key.starts_with(keys::HISTORY) || put.key.starts_with(keys::ROLLBACKS);
+    let entries = history.iter().filter(is_entry).filter_map(|put| decode_entry(&put.value).ok());
+    entries.filter_map(|entry| entry.number).max().unwrap_or(0)
+}
+
+/// A commit that changes only the row of a run that was read and is not taken into memory.
+pub(crate) fn commit_unloaded(loaded: &LoadedRun, patch: Patch) -> Commit {
+    let commit = Commit::of_row(&loaded.row, patch);
+    let last_number = highest_number(&loaded.history).max(commit.last_number);
+    Commit { last_number, ..commit }
 }
 
 /// Puts the entries into the state, and the recorded numbers into the order of their replay.

@@ -7,8 +7,8 @@
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use crate::{
-    cancellation::Cancellation, commit::Emission, run_id::RunId, time::Timestamp,
-    workflow::WorkflowOptions,
+    cancellation::Cancellation, commit::Emission, ctx::emit::RunStreams, run_id::RunId,
+    time::Timestamp, workflow::WorkflowOptions,
 };
 
 /// The owner of a run: an engine thread. Called on any thread on which a body runs.
@@ -48,13 +48,14 @@ pub(crate) trait Owner: Send + Sync {
     fn body_ended(&self, place: usize);
 
     /// Waits for room for so many bytes, and queues what a body has emitted, to be written under the
-    /// lease with this epoch.
-    fn emit(
-        &self,
+    /// lease with this epoch. Says in `streams` if it may be missing.
+    fn emit<'a>(
+        &'a self,
         epoch: u64,
         emission: Emission,
         bytes: usize,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+        streams: &'a Arc<RunStreams>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 }
 
 /// Says on any thread whether the bodies of a run may run: see [`Owner::lets_bodies_run`].

@@ -312,7 +312,7 @@ const REPAIRABLE: &[Case] = &[
         Check::Orphans,
     ),
     (
-        "INSERT INTO everstep_limits (name, key, held, waiting, arrivals, turn_us) VALUES ('q', '', 1, 0, 1, 0); \
+        "INSERT INTO everstep_limits (name, key, held, waiting, arrivals, turn_us, seen_us) VALUES ('q', '', 1, 0, 1, 0, 0); \
          INSERT INTO everstep_limit_places (run, generation, operation, name, key, arrival, given) \
          VALUES (-2, 0, {b:3939}, 'q', '', 1, 1)",
         "a queue item has a place under a limit, and nobody works on it",
@@ -358,7 +358,7 @@ const REPAIRABLE: &[Case] = &[
         Check::Events,
     ),
     (
-        "INSERT INTO everstep_limits (name, key, held, waiting, arrivals, turn_us) VALUES ('l', '', 3, 1, 3, 0)",
+        "INSERT INTO everstep_limits (name, key, held, waiting, arrivals, turn_us, seen_us) VALUES ('l', '', 3, 1, 3, 0, 0)",
         "the limit `l` (key ``) counts other places than there are",
         Check::Limits,
     ),
@@ -703,7 +703,7 @@ async fn an_event_that_comes_back_is_counted_and_given_to_whoever_waits() {
 #[tokio::test]
 async fn a_run_in_line_for_a_limit_that_was_mended_goes_on() {
     const LIMIT_ROW: &str = "INSERT INTO everstep_limits (name, key, concurrency, held, waiting, arrivals, \
-                             turn_us) VALUES ('one', '', 1, 1, 0, 1, 0); ";
+                             turn_us, seen_us) VALUES ('one', '', 1, 1, 0, 1, 0, 0); ";
     const PLACE_ROW: &str = "INSERT INTO everstep_limit_places (run, generation, operation, name, key, \
                              arrival, given) VALUES (77, 1, {b:01}, 'one', '', 1, 1)";
     let with_place = format!("{LIMIT_ROW}{PLACE_ROW}");
@@ -749,7 +749,7 @@ async fn a_run_in_line_for_a_limit_that_was_mended_goes_on() {
 #[tokio::test]
 async fn why_says_that_a_run_waits_for_a_limit_without_being_registered() {
     const HELD: &str = "INSERT INTO everstep_limits (name, key, concurrency, held, waiting, arrivals, \
-                        turn_us) VALUES ('one', '', 1, 1, 0, 1, 0); \
+                        turn_us, seen_us) VALUES ('one', '', 1, 1, 0, 1, 0, 0); \
                         INSERT INTO everstep_limit_places (run, generation, operation, name, key, arrival, \
                         given) VALUES (77, 1, {b:01}, 'one', '', 1, 1)";
     const LOST: &str = "DELETE FROM everstep_limit_places WHERE run <> 77; \
@@ -955,8 +955,8 @@ async fn a_repair_waits_for_nobody_who_is_at_something_else_and_gives_way_to_oth
     let place = Place::Database(everstep_pg::fresh_url().unwrap());
     fill(&place).await;
     let client = client(&place).await.unwrap();
-    let rows = "INSERT INTO everstep_limits (name, key, held, waiting, arrivals, turn_us) \
-                VALUES ('a', '', 3, 0, 3, 0), ('b', '', 0, 0, 0, 9223372036854775807); \
+    let rows = "INSERT INTO everstep_limits (name, key, held, waiting, arrivals, turn_us, seen_us) \
+                VALUES ('a', '', 3, 0, 3, 0, 0), ('b', '', 0, 0, 0, 9223372036854775807, 0); \
                 UPDATE everstep_event_names SET kept = 9; \
                 UPDATE everstep_runs SET inbox_seq = 0 WHERE workflow = 'sleeper'";
     break_it(&place, rows).await;

@@ -527,8 +527,7 @@ impl Judgement<'_> {
         for run in self.ending.runs.iter().filter(|_| self.plan.shows) {
             let id = run.row.id;
             let (shown, taken) = (&self.shown[&id], &self.finals[&id]);
-            let loses_commits = self.plan.sky.lost_commits > 0;
-            self.ledger.check_shown(&run.row, shown, taken, loses_commits);
+            self.ledger.check_shown(&run.row, shown, taken);
         }
     }
 

@@ -69,17 +69,9 @@ impl Ledger {
     }
 
     /// What is stored of what a run has given out, at the end.
-    pub(crate) fn check_shown(
-        &self,
-        row: &RunRow,
-        shown: &[Shown],
-        taken: &[Taken],
-        loses_commits: bool,
-    ) {
+    pub(crate) fn check_shown(&self, row: &RunRow, shown: &[Shown], taken: &[Taken]) {
         let Some(data) = self.data() else { return };
         self.check_positions(data, row);
-        // What a body has given in a commit whose outcome is not known is not sent again.
-        let taken = if loses_commits { &[] } else { taken };
         self.check_bodies(data, row, taken);
         self.check_follows(data, row);
         if is_fork(row) || row.attempts > 1 {

@@ -12,6 +12,7 @@ use crate::{
     engine::peers::{self, Place},
     error::{Failure, FailureKind, encode_failure},
     pool::Overflow,
+    run::{commit_unloaded, highest_number},
     run_id::{RunNo, ShardId},
     store::{DueRun, LoadedRun, RunRow, StoreError},
     time::Timestamp,
@@ -135,7 +136,15 @@ impl Worker {
         let pause = self.shared.settings.store_retry * 2;
         self.ask(move |store| {
             let read = || match store.run(&Target::Id(id))? {
-                Some(row) => Ok(Some((row, store.history(no, None, 1)?.is_empty()))),
+                Some(mut row) => {
+                    let is_new = store.history(no, None, 1)?.is_empty();
+                    if row.last_number == 0 && !is_new {
+                        // The row may not know it: the run was imported, or its row was repaired.
+                        let loaded = store.load(no)?;
+                        row.last_number = loaded.map_or(0, |it| highest_number(&it.history));
+                    }
+                    Ok(Some((row, is_new)))
+                }
                 None => Ok::<_, StoreError>(None),
             };
             match read() {
@@ -217,7 +226,7 @@ impl Worker {
         let patch = Patch::Finish { status, output, error };
         let (thread, run) = (self.index, row.id.no());
         self.unserved.remove(&run);
-        let write = Write::Commit(Box::new(Commit::of_row(row, patch)));
+        let write = Write::Commit(Box::new(commit_unloaded(loaded, patch)));
         let reply = Reply::Owner { thread, run };
         self.out.push(Pending::under(epoch, write, reply));
         true

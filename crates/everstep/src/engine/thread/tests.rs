@@ -1,7 +1,9 @@
 //! An engine thread, one event after another.
 
+mod emitting;
 mod ending;
 mod leaving;
+mod numbers;
 mod put_away;
 
 use std::sync::OnceLock;

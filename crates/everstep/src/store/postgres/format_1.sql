@@ -293,6 +293,7 @@ CREATE TABLE everstep_limits (
     waiting bigint NOT NULL, -- how many wait for one
     arrivals bigint NOT NULL,
     turn_us bigint NOT NULL, -- the clock of the rate, in microseconds since 1970
+    seen_us bigint NOT NULL, -- the latest time at which the row was written, likewise
     PRIMARY KEY (name, key)
 );
 CREATE INDEX everstep_limits_idle ON everstep_limits (name, turn_us) WHERE held = 0 AND waiting = 0;

@@ -135,10 +135,16 @@ pub(crate) fn claim<T: LimitTables>(
         }
         return Ok(Claimed::Later(None));
     }
-    let at = next_turn(&mut row, tables.now());
+    let mut after = row.clone();
+    let at = next_turn(&mut after, tables.now());
     if at > tables.now() {
+        if follow_clock(&mut row, tables.now()) {
+            // Without this, whoever asks would find the same distance to the next turn each time.
+            tables.put_limit(&row)?;
+        }
         return Ok(Claimed::Later(Some(at)));
     }
+    row = after;
     row.arrivals += 1;
     row.held += 1;
     tables.put_place(&Place {
@@ -174,6 +180,7 @@ fn row_of<T: LimitTables>(
         waiting: 0,
         arrivals: 0,
         turn_us: 0,
+        seen_us: now_us,
     })
 }
 
@@ -244,6 +251,7 @@ fn micros(at: Timestamp) -> i64 {
 /// last turn that found it so, would be full again. A turn may be taken as long as the bucket has
 /// one, that is, up to `burst - 1` intervals before; each puts the instant off by an interval.
 fn next_turn(row: &mut LimitRow, now: Timestamp) -> Timestamp {
+    follow_clock(row, now);
     let Some(rate) = row.rule.rate else {
         return now;
     };
@@ -252,6 +260,27 @@ fn next_turn(row: &mut LimitRow, now: Timestamp) -> Timestamp {
     let at = micros(now).max(row.turn_us.saturating_sub(ahead));
     row.turn_us = row.turn_us.max(at).saturating_add(interval);
     Timestamp::from_millis(at.saturating_add(999).div_euclid(1_000)).max(now)
+}
+
+/// How far back the clock may be behind the one that the row was last written by: two processes do not
+/// read it at the same moment, and one may follow a change of the clock earlier than another.
+const CLOCKS_DIFFER_US: i64 = 5_000_000;
+
+/// Moves the turns along with a clock that was set back; whether it was.
+///
+/// Where the store has no clock of its own, a clock that is ahead for a while puts the next turn ahead,
+/// too. Once the clock is set back, nobody would have a turn until it shows that time again. So the
+/// next turn keeps its distance from now, as if no time had passed in between: what was given away
+/// counts, and the rate is kept.
+fn follow_clock(row: &mut LimitRow, now: Timestamp) -> bool {
+    let now_us = micros(now);
+    let back = row.seen_us.saturating_sub(now_us);
+    let was_set_back = back > CLOCKS_DIFFER_US;
+    if was_set_back {
+        (row.turn_us, row.seen_us) = (row.turn_us.saturating_sub(back), now_us);
+    }
+    row.seen_us = row.seen_us.max(now_us);
+    was_set_back
 }
 
 /// When the next turn is, if one were asked for now.
@@ -315,6 +344,7 @@ mod tests {
             waiting: 0,
             arrivals: 0,
             turn_us: 0,
+            seen_us: 0,
         }
     }
 
@@ -344,6 +374,40 @@ mod tests {
     fn a_clock_that_is_behind_gets_no_turn_again() {
         let row = &mut limit(1, 1_000, 1);
         assert_eq!(turns(row, &[5_000, 4_000]), [5_000, 6_000]);
+    }
+
+    /// A clock that was an hour ahead for a while put the next turn off by that hour, for everybody, after
+    /// it was set back.
+    #[test]
+    fn a_clock_that_was_set_back_is_followed_by_the_turns() {
+        const HOUR: i64 = 3_600_000;
+        let row = &mut limit(1, 1_000, 1);
+        assert_eq!(turns(row, &[HOUR, HOUR, HOUR]), [HOUR, HOUR + 1_000, HOUR + 2_000]);
+        // What was given away still counts.
+        assert_eq!(turns(row, &[500, 500, 900]), [3_500, 4_500, 5_500]);
+        assert_eq!(turns(row, &[20_000, 20_000]), [20_000, 21_000]);
+    }
+
+    #[test]
+    fn an_item_gets_its_turn_after_the_clock_was_set_back() {
+        const HOUR: i64 = 3_600_000;
+        let rate = Some(LimitRate { count: 1, per_ms: 1_000, burst: 1 });
+        let limit = ClaimLimit {
+            limit: "stripe".to_owned(),
+            limit_key: String::new(),
+            rule: LimitRule { concurrency: None, rate },
+        };
+        let data = &mut Data::default();
+        let at = |data: &mut Data, ms, no| {
+            data.now = Timestamp::from_millis(ms);
+            let Ok(claimed) = claim(data, &limit, &item(no));
+            claimed
+        };
+        let later = |ms| Claimed::Later(Some(Timestamp::from_millis(ms)));
+        assert_eq!(at(data, HOUR, 1), Claimed::Taken);
+        assert_eq!(at(data, 10, 2), later(1_010));
+        assert_eq!(at(data, 600, 2), later(1_010), "it does not wait anew each time it asks");
+        assert_eq!(at(data, 1_010, 2), Claimed::Taken);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::{
 };
 
 const LIMIT: &str = "name, key, concurrency, rate_count, rate_ms, burst, held, waiting, arrivals, \
-                     turn_us";
+                     turn_us, seen_us";
 const PLACE: &str = "run, generation, operation, name, key, arrival, given";
 
 /// All columns: somebody with another key may have removed the row, if it was idle.
@@ -27,7 +27,7 @@ static PUT_LIMIT: Bulk = Bulk::put(
     "everstep_limits",
     2,
     "name text, key text, concurrency bigint, rate_count bigint, rate_ms bigint, burst bigint, \
-     held bigint, waiting bigint, arrivals bigint, turn_us bigint",
+     held bigint, waiting bigint, arrivals bigint, turn_us bigint, seen_us bigint",
 );
 
 static PUT_PLACE: Bulk = Bulk::put(
@@ -57,6 +57,7 @@ impl<T: SqlTables> LimitTables for InSql<T> {
             row.waiting,
             row.arrivals,
             row.turn_us,
+            row.seen_us,
         ];
         self.sql().execute(PUT_LIMIT.one(), params)
     }
@@ -179,6 +180,7 @@ fn limit_row(row: &dyn Row) -> Result<LimitRow, BadValue> {
         waiting: row.get(7)?,
         arrivals: row.get(8)?,
         turn_us: row.get(9)?,
+        seen_us: row.get(10)?,
     })
 }
 

@@ -272,6 +272,7 @@ CREATE TABLE everstep_limits (
     waiting INTEGER NOT NULL, -- how many wait for one
     arrivals INTEGER NOT NULL,
     turn_us INTEGER NOT NULL, -- the clock of the rate, in microseconds since 1970
+    seen_us INTEGER NOT NULL, -- the latest time at which the row was written, likewise
     PRIMARY KEY (name, key)
 ) WITHOUT ROWID;
 CREATE INDEX everstep_limits_idle ON everstep_limits (name, turn_us) WHERE held = 0 AND waiting = 0;
