@@ -102,7 +102,12 @@ struct Limits {
 impl Limits {
     /// Refuses limits that would let nobody in.
     fn check(&self) -> io::Result<()> {
+        // A time that is not even a millisecond is over before anything can happen in it.
+        let ms = |time: Duration| usize::try_from(time.as_millis()).unwrap_or(usize::MAX);
         let zero = [
+            ("body_limit", self.body),
+            ("request_limit", ms(self.request)),
+            ("header_limit", ms(self.header)),
             ("connection_limit", self.connections),
             ("connections_per_peer", self.connections_per_peer),
             ("probe_connections", self.probe_connections),

@@ -11,7 +11,7 @@ use crate::{
     codec::{DecodeError, Value, payload},
     commit::{ClaimLimit, LimitRate, LimitRule},
     error::{Error, Result},
-    name::{NAME_BYTES_MAX, check_name},
+    name::check_name,
 };
 
 /// How many at a time, and how often: shared by all workflows and processes on the same store.
@@ -125,7 +125,7 @@ impl LimitUse {
     /// Whether its names can be stored.
     pub(crate) fn check(&self) -> Result<()> {
         check_name(self.name).map_err(Error::fatal)?;
-        if self.key.len() > NAME_BYTES_MAX {
+        if !self.key.is_empty() {
             check_name(&self.key).map_err(Error::fatal)?;
         }
         Ok(())

@@ -118,7 +118,8 @@ impl Retry {
             _ => {
                 let unit = (random::mix(seed ^ u64::from(made)) >> 11) as f64 / (1u64 << 53) as f64;
                 let off = 1.0 + self.jitter * (2.0 * unit - 1.0);
-                self.delay_after(made).mul_f64(off.max(0.0))
+                let delay = self.delay_after(made).as_secs_f64() * off.max(0.0);
+                Duration::try_from_secs_f64(delay).unwrap_or(Duration::MAX)
             }
         };
         let at = ended_at + delay;
@@ -157,6 +158,14 @@ mod tests {
         let next = |made| retry.next_attempt(made, RetryAdvice::Policy, now, None, 1);
         assert_eq!(next(1), Some(Timestamp::from_millis(50)));
         assert_eq!(next(2), None);
+    }
+
+    #[test]
+    fn a_delay_without_end_is_a_time_that_never_comes() {
+        let retry = Retry::fixed(2, Duration::MAX);
+        let now = Timestamp::from_millis(1_000);
+        let next = retry.next_attempt(1, RetryAdvice::Policy, now, None, 1);
+        assert!(next.is_some_and(|at| at.since(now) > Duration::from_secs(100 * 365 * 86_400)));
     }
 
     #[test]

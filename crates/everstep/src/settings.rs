@@ -215,6 +215,24 @@ impl SettingsError {
         SettingsError::check_count("attempts", retry.attempts().into())
     }
 
+    /// Refuses a time that is shorter than `min`, or so long that nobody can mean it: sums and multiples
+    /// of it must not overflow.
+    pub(crate) fn check_bounded(
+        setting: &'static str,
+        value: Duration,
+        min: Duration,
+    ) -> Result<(), SettingsError> {
+        SettingsError::check_time(setting, value, min)?;
+        if value <= TIME_MAX {
+            return Ok(());
+        }
+        Err(SettingsError::TooLarge {
+            setting,
+            value: format!("{value:?}"),
+            max: format!("{TIME_MAX:?}"),
+        })
+    }
+
     /// Refuses a time that is shorter than `min`.
     pub(crate) fn check_time(
         setting: &'static str,
@@ -235,7 +253,7 @@ impl SettingsError {
 impl Settings {
     /// Interval between heartbeats: as set, or as it follows from the lease.
     pub(crate) fn heartbeat(&self) -> Duration {
-        self.heartbeat.unwrap_or(self.lease * 3 / 10)
+        self.heartbeat.unwrap_or(self.lease / 10 * 3)
     }
 
     /// How long before the end of a lease bodies stop. Neither the clock of this process nor its
@@ -263,6 +281,7 @@ impl Settings {
     fn check_counts(&self) -> Result<(), SettingsError> {
         for (setting, value) in [
             ("max_live_runs", self.max_live_runs as u64),
+            ("pools", self.pools.len() as u64),
             ("payload_bytes_max", self.payload_bytes_max as u64),
             ("history_entries_max", self.history_entries_max),
             ("inbox_messages_max", self.inbox_messages_max),
@@ -296,15 +315,9 @@ impl Settings {
             ("safety_poll", self.safety_poll, INTERVAL_MIN),
             ("store_retry", self.store_retry, INTERVAL_MIN),
             ("shutdown_limit", self.shutdown_limit, Duration::ZERO),
+            ("timer_resolution", self.timer_resolution, Duration::ZERO),
         ] {
-            SettingsError::check_time(setting, value, min)?;
-            if value > TIME_MAX {
-                return Err(SettingsError::TooLarge {
-                    setting,
-                    value: format!("{value:?}"),
-                    max: format!("{TIME_MAX:?}"),
-                });
-            }
+            SettingsError::check_bounded(setting, value, min)?;
         }
         let step_timeout = self.default_step_timeout.unwrap_or(INTERVAL_MIN);
         for (setting, value) in [
@@ -358,6 +371,17 @@ mod tests {
         assert_eq!(text, "`threads` is 1000, and must be at most 256");
         let text = refusal(|it| it.default_retry = Retry::exponential(0));
         assert_eq!(text, "`default_retry` is 0, and must be at least 1");
+        let changes: [fn(&mut Settings); 3] = [
+            |it| it.lease = Duration::MAX,
+            |it| it.heartbeat = Some(Duration::MAX),
+            |it| it.timer_resolution = Duration::MAX,
+        ];
+        for change in changes {
+            let text = refusal(change);
+            assert!(text.contains(&format!("{TIME_MAX:?}")), "{text}");
+        }
+        let text = refusal(|it| it.pools.clear());
+        assert!(text.contains("`pools` is 0"), "{text}");
         let text = refusal(|it| it.shutdown_limit = Duration::MAX);
         assert!(text.starts_with("`shutdown_limit` is 18446744073709551615.999999999s"));
     }

@@ -119,7 +119,8 @@ pub(crate) fn url_of(place: &std::path::Path) -> Result<Option<&str>, StoreError
             "it is not written as a URL; write `postgres://user@host/database`".to_owned(),
         ));
     }
-    let keyword = text.split_once('=').map(|(word, _)| word.trim());
+    let is_path = text.starts_with('.') || place.is_absolute();
+    let mut before_values = text.split('=').rev().skip(1);
     let keywords = [
         "host",
         "hostaddr",
@@ -135,7 +136,11 @@ pub(crate) fn url_of(place: &std::path::Path) -> Result<Option<&str>, StoreError
         "application_name",
         "target_session_attrs",
     ];
-    if keyword.is_some_and(|word| keywords.contains(&word)) {
+    let is_keyword = |before: &str| {
+        let word = before.split_whitespace().last().unwrap_or_default();
+        keywords.contains(&&*word.to_ascii_lowercase())
+    };
+    if !is_path && before_values.any(is_keyword) {
         return Err(refused(
             "it is written in keywords and values; write it as a URL, \
              `postgres://user@host/database`, or give the path of a SQLite file as `./..`"
@@ -143,7 +148,7 @@ pub(crate) fn url_of(place: &std::path::Path) -> Result<Option<&str>, StoreError
         ));
     }
     let has_password = text.split_once('@').is_some_and(|(before, _)| before.contains(':'));
-    if has_password && !text.starts_with('.') && !place.is_absolute() {
+    if has_password && !is_path {
         return Err(refused(
             "it has a user and a password, and is not written as a URL; write \
              `postgres://user@host/database`, or give the path of a SQLite file as `./..`"

@@ -117,7 +117,8 @@ impl Client {
     /// is SQLite's default, or `EXTRA`: with `NORMAL` or `OFF` a commit that was confirmed could be
     /// lost with the power, and is refused. With a transaction of `tokio_postgres` the answer is a
     /// future: `client.start_in(&tx, ship, 7).await?`. It must be `READ COMMITTED`, PostgreSQL's
-    /// default. Commit it soon: whoever has something for the same run waits for you.
+    /// default, and its commit waits for the disk: `synchronous_commit` is turned on in it where it is
+    /// `off` or `local`. Commit it soon: whoever has something for the same run waits for you.
     ///
     /// ```
     /// use everstep::{prelude::*, rusqlite::{Connection, TransactionBehavior::Immediate}};

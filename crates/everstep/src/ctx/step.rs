@@ -251,14 +251,16 @@ impl Ctx {
     {
         let sealer = self.sealer();
         let runtime = self.core().env.runtime.clone();
+        let body = Arc::new(body);
         self.make_step(
             name,
             Box::new(move |attempt| {
                 let step = attempt.step();
                 let token = step.cancellation().clone();
-                let work = body(step);
-                let sealer = sealer.clone();
-                let work = async move { sealer.encode(&work.await?) };
+                let (sealer, body) = (sealer.clone(), body.clone());
+                // The function is called in the task: what it does before its first await is part of
+                // the body, and a panic there is a failed attempt.
+                let work = async move { sealer.encode(&body(step).await?) };
                 let work = work.instrument(tracing::Span::current());
                 match &runtime {
                     Some(runtime) => {

@@ -104,7 +104,6 @@ impl Stop {
 /// Says that the runner is alive, again and again, and keeps its shards as they should be.
 pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
     let heartbeat = shared.settings.heartbeat();
-    let mut beats = 0u64;
     let mut leaving = Leaving::default();
     let mut next = seam::now() + heartbeat;
     let mut balanced = seam::now();
@@ -119,7 +118,6 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
         (poked, doubted) = (poked || told.poked, doubted || told.doubted);
         if seam::now() >= next || doubted {
             next = seam::now() + heartbeat;
-            beats += 1;
             if !beat(shared, &mut leaving) {
                 continue;
             }
@@ -128,14 +126,22 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
         if !told.started {
             continue;
         }
-        // Others are looked for at every second beat: an idle engine asks little.
-        if (beats.is_multiple_of(2) && balanced + heartbeat <= seam::now()) || poked || doubted {
+        if is_time_to_look(shared, balanced) || poked || doubted {
             balanced = seam::now();
             let is_known = look_around(shared, &mut leaving, doubted);
             // What has failed is tried at the next beat.
             (poked, doubted) = (!is_known, doubted && !is_known);
         }
     }
+}
+
+/// Whether it is time to look for others. An idle engine asks little, so it looks at every second beat. If
+/// its heartbeat is long for its lease, it looks at each: a takeover must not take more than two leases.
+fn is_time_to_look(shared: &Shared, last: Instant) -> bool {
+    let (lease, heartbeat) = (shared.settings.lease, shared.settings.heartbeat());
+    let every = (heartbeat * 2).min(lease / 10 * 6);
+    // A beat comes a little early or late.
+    seam::now() + heartbeat / 2 >= last + every
 }
 
 /// Takes up the runs of shards that have come here, as far as that is not done. What fails is tried

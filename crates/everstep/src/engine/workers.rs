@@ -101,7 +101,7 @@ impl Spec {
         let (policy, visibility) = (queue.policy(), queue.visible_for());
         SettingsError::check_count("concurrency", concurrency as u64)?;
         SettingsError::check_count("attempts", policy.attempts().into())?;
-        SettingsError::check_time("visibility", visibility, VISIBILITY_MIN)?;
+        SettingsError::check_bounded("visibility", visibility, VISIBILITY_MIN)?;
         Ok(Spec {
             queue: Arc::from(queue.name()),
             concurrency,

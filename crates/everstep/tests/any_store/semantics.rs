@@ -487,3 +487,30 @@ async fn a_heartbeat_gives_a_body_its_time_again() {
     assert_eq!(run.result().await.unwrap(), json!(7));
     engine.shutdown().await;
 }
+
+/// The function of a spawned step was called in the workflow's own poll: a panic before its first await
+/// failed the run, and no attempt was made again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spawned_body_that_panics_before_its_first_await_is_tried_again() {
+    let begun = Arc::new(AtomicU32::new(0));
+    let (clock, counted) = (VirtualClock::new(), begun.clone());
+    let engine = testing::engine()
+        .clock(clock.clone())
+        .register_fn(RUN, move |ctx: Ctx, _: u32| {
+            let begun = counted.clone();
+            async move {
+                let body = move |_: Step| {
+                    assert!(begun.fetch_add(1, Ordering::SeqCst) > 0, "the first attempt panics");
+                    async { Ok(json!("done")) }
+                };
+                ctx.spawn("spawned", body).await
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    let run = engine.client().start(RUN, 0).await.unwrap();
+    assert_eq!(run.result().await.unwrap(), json!("done"));
+    assert_eq!(begun.load(Ordering::SeqCst), 2);
+    engine.shutdown().await;
+}

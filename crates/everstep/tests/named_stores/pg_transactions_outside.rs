@@ -85,6 +85,26 @@ async fn a_run_that_is_started_in_a_transaction_is_there_when_that_is_committed(
     engine.shutdown().await;
 }
 
+/// With `off` the commit of the user's transaction did not wait for the disk: a run whose start was
+/// confirmed was lost with the power.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commit_of_a_transaction_that_starts_a_run_waits_for_the_disk() {
+    let shop = Shop::new().await;
+    let engine = builder(&shop).start().await.unwrap();
+    let client = engine.client();
+    let mut user = shop.connect().await;
+    for level in ["off", "local", "remote_apply"] {
+        let tx = user.transaction().await.unwrap();
+        tx.batch_execute(&format!("SET LOCAL synchronous_commit TO {level}")).await.unwrap();
+        client.start_in(&tx, SHIP, 1).await.unwrap();
+        let now: String = tx.query_one("SHOW synchronous_commit", &[]).await.unwrap().get(0);
+        let wanted = if level == "remote_apply" { level } else { "on" };
+        assert_eq!(now, wanted);
+        tx.rollback().await.unwrap();
+    }
+    engine.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_is_rolled_back_leaves_nothing() {
     let shop = Shop::new().await;

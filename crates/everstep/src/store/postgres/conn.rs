@@ -204,6 +204,10 @@ pub(super) struct Identity {
 /// it.
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
+/// Lets the commit of the transaction wait for the disk, where that was turned off.
+pub(super) const WAIT_FOR_THE_DISK: &str = "SELECT set_config('synchronous_commit', 'on', true) \
+     WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+
 /// The clock of the database, in milliseconds.
 pub(super) const CLOCK: &str = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 

@@ -305,8 +305,8 @@ async fn attempt(
          SET LOCAL jit TO off"
     );
     if route.synced {
-        set += "; SELECT set_config('synchronous_commit', 'on', true) \
-                WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+        set += "; ";
+        set += conn::WAIT_FOR_THE_DISK;
     }
     within(route, tx.batch_execute(&set)).await?;
     Ok(Ok(payload))

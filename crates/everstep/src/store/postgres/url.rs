@@ -382,12 +382,23 @@ mod tests {
             "u:secret@h",
             " postgres://u:secret@h/d",
             "host=h password=secret",
+            "sslrootcert=/etc/ca.pem host=h password=secret",
+            "HOST=h PASSWORD=secret",
+            "sslrootcert = a password = secret",
         ] {
             let error = url_of(text).expect_err(text);
             let text = format!("{error} {error:?}");
             assert!(!text.contains("secret"), "{text}");
         }
-        for file in ["a@b.db", "./u:p@h.db", "/var/u:p@h.db", "c:d.db", "a@b:c.db"] {
+        for file in [
+            "./my host=h.db",
+            "a=b.db",
+            "a@b.db",
+            "./u:p@h.db",
+            "/var/u:p@h.db",
+            "c:d.db",
+            "a@b:c.db",
+        ] {
             assert_eq!(url_of(file).ok(), Some(None), "{file}");
         }
     }

@@ -75,6 +75,7 @@ impl PostgresStore {
             let trouble = match apply(tx, &batch, &named, self.schema_number).await {
                 Ok(applied) => {
                     set_search_path(tx, search_path).await.map_err(error)?;
+                    self.require_durable(tx).await.map_err(error)?;
                     return Ok(applied);
                 }
                 Err(trouble) => trouble,
@@ -98,6 +99,15 @@ impl PostgresStore {
             }
             tx.batch_execute(ROLL_BACK).await.map_err(|lost| self.error(lost.into()))?;
         }
+    }
+
+    /// Has the commit of the user's transaction wait for the disk: the caller is told that the run is
+    /// started when it has committed.
+    async fn require_durable(&self, tx: &Transaction<'_>) -> Result<(), Trouble> {
+        if self.route.synced {
+            tx.batch_execute(conn::WAIT_FOR_THE_DISK).await?;
+        }
+        Ok(())
     }
 
     /// Refuses a transaction that is elsewhere, or that does not see what others have done; gives its
