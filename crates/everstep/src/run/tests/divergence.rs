@@ -11,6 +11,7 @@ use crate::{
     commit::RunStatus,
     ctx::{
         Ctx,
+        composite::branch,
         step::{Step, StepCall},
     },
     error::Result,
@@ -208,6 +209,40 @@ fn a_removed_step_is_passed_over() {
     // Named before the completions that come before it, it is passed over in its turn.
     goes_on_with(removed(true));
     assert_eq!(hands::starts(), ["a", "b", "c"]);
+}
+
+/// A step that was made after a removed one is made as early as that by the new code. If other branches
+/// had taken results in between, this looked like a step that was moved, and the run was paused.
+#[test]
+fn a_removed_step_of_one_branch_is_passed_over_beside_results_of_another() {
+    let code = |is_removed: bool| {
+        workflow(move |ctx: Ctx| async move {
+            let one = async |ctx: Ctx| {
+                match is_removed {
+                    true => ctx.removed("b", EntryKind::Step),
+                    false => _ = work(&ctx, "b").await?,
+                }
+                work(&ctx, "c").await?;
+                Ok(())
+            };
+            let other = async |ctx: Ctx| {
+                work(&ctx, "d").await?;
+                nap(&ctx, "nap").await
+            };
+            ctx.join("both", (branch("one", one), branch("other", other))).await?;
+            work(&ctx, "e").await
+        })
+    };
+    let mut owner = Owner::start(code(false));
+    owner.settle();
+    owner.finish("both/other/d");
+    owner.finish("both/one/b");
+    owner.finish("both/one/c");
+    owner.deploy(code(true));
+    owner.finish_all();
+    assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
+    assert_eq!(hands::violation(), None);
+    assert_eq!(hands::starts(), ["both/one/b", "both/other/d", "both/one/c", "e"]);
 }
 
 #[test]
