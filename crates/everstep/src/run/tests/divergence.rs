@@ -287,6 +287,44 @@ fn a_version_gate_keeps_an_old_run_on_the_old_way() {
     assert!(owner.entry("with-extra").is_some(), "what it gave is recorded");
 }
 
+/// The gate looked for later entries of its own scope alone. At the end of a branch there are none, so a
+/// run that was past the whole join went the new way in it, and was paused as diverged.
+#[test]
+fn a_version_gate_at_the_end_of_a_branch_keeps_an_old_run_on_the_old_way() {
+    let code = |is_gated: bool| {
+        workflow(move |ctx: Ctx| async move {
+            let one = async |ctx: Ctx| {
+                work(&ctx, "a").await?;
+                if is_gated && ctx.version("with-extra", 2) >= 2 {
+                    work(&ctx, "extra").await?;
+                }
+                Ok(())
+            };
+            let other = async |ctx: Ctx| {
+                work(&ctx, "b").await?;
+                work(&ctx, "c").await?;
+                Ok(())
+            };
+            ctx.join("both", (branch("one", one), branch("other", other))).await?;
+            nap(&ctx, "nap").await?;
+            work(&ctx, "d").await
+        })
+    };
+    let all = ["both/one/a", "both/other/b", "both/other/c"];
+    for order in [[1, 2, 0], [0, 1, 2], [1, 0, 2]] {
+        let mut owner = Owner::start(code(false));
+        owner.settle();
+        for number in order {
+            owner.finish(all[number]);
+        }
+        owner.deploy(code(true));
+        owner.finish_all();
+        assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)), "{order:?}");
+        assert_eq!(hands::violation(), None);
+        assert!(!hands::starts().contains(&"both/one/extra".to_owned()), "{order:?}");
+    }
+}
+
 #[test]
 fn a_version_gate_leads_a_new_run_the_new_way_after_a_crash_too() {
     let mut owner = Owner::start(gated());
