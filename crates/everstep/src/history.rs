@@ -136,6 +136,12 @@ impl History {
         under.map(|(other, _)| other).min()
     }
 
+    /// Whether an entry that nobody has claimed was made when so many completions were taken, or later.
+    pub(crate) fn any_unclaimed_since(&self, taken: u64) -> bool {
+        let is_later = |slot: &Slot| !slot.claimed && slot.entry.born >= taken;
+        self.unclaimed > 0 && self.slots.values().any(is_later)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&Key, &Slot)> {
         self.slots.iter()
     }

@@ -60,4 +60,10 @@ pub enum Sabotage {
     OrphanRuns,
     /// Shards are given back while runs of them are in memory.
     ReleaseBusy,
+    /// A tick of a schedule is taken in one write, and its run is started in another one.
+    TickWithoutRow,
+    /// The simulated store gives an item of a queue to a second worker that asks.
+    DoubleClaim,
+    /// The simulated store accepts a second value of a deferred.
+    SecondValue,
 }

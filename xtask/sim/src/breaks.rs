@@ -20,7 +20,6 @@ pub(crate) struct Break {
     what: &'static str,
 }
 
-/// Two need limits to be found, and come with them: `GivePlaceAway` and `LostAbandon`.
 pub(crate) const ALL: &[Break] = &[
     new("no-barrier", Sabotage::NoBarrier, "bodies start before what they build on is durable"),
     new(
@@ -108,6 +107,24 @@ pub(crate) const ALL: &[Break] = &[
         Sabotage::ReleaseBusy,
         "shards are given back while runs of them are in memory",
     ),
+    new(
+        "tick-without-row",
+        Sabotage::TickWithoutRow,
+        "a tick is taken in one write, and its run is started in another one",
+    ),
+    new("double-claim", Sabotage::DoubleClaim, "the store gives a queue item to a second worker"),
+    new("second-value", Sabotage::SecondValue, "the store accepts a second value of a deferred"),
+    new(
+        "give-place-away",
+        Sabotage::GivePlaceAway,
+        "a run that was resumed at once gives its places under limits away",
+    ),
+    new(
+        "lost-abandon",
+        Sabotage::LostAbandon,
+        "what an operation has registered stays when the code goes on without it",
+    ),
+    new("any-poll", Sabotage::AnyPoll, "an operation that is ready resolves in any poll"),
 ];
 
 const fn new(name: &'static str, sabotage: Sabotage, what: &'static str) -> Break {

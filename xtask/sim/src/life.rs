@@ -24,6 +24,7 @@ use crate::{
     work::{
         program::{Op, Program},
         queues::Task,
+        schedules,
     },
     world::{
         clients::{self, Actor, Outside},
@@ -104,7 +105,8 @@ impl Main {
         let server = Server::new(plan.kind, sky, ahead_ms, ppm, options.keeps_changes);
         // In a file, the calendar of each process counts.
         let clocks_agree = plan.kind == Kind::Database || plan.sky.jumps == 0;
-        let ledger = Ledger::new(Some(server.data.clone()), clocks_agree);
+        server.sabotage(options.sabotage);
+        let ledger = Ledger::new(Some(server.clone()), clocks_agree);
         let engines = Engines::new(plan.clone(), server.clone(), ledger.clone(), options.sabotage);
         Main { plan, server, ledger, engines }
     }
@@ -126,11 +128,13 @@ impl Main {
             simulation::sleep(Duration::from_millis(500));
         }
         self.start_the_rest(&outside);
+        self.stop_schedules(&outside);
         let all_ended = self.await_ends(&outside);
         self.settle();
         self.engines.expects_nothing.store(all_ended, Ordering::Relaxed);
         if all_ended {
             self.ledger.check_no_places();
+            self.ledger.check_no_waits();
         }
         self.hear_results(&outside);
         self.close(&supervisors);
@@ -141,6 +145,24 @@ impl Main {
     fn start_the_rest(&self, outside: &Outside) {
         for number in 0..self.plan.programs.len() {
             outside.start(number);
+        }
+    }
+
+    /// Waits until nothing is wrong, so that no tick is late, and lets no more come.
+    fn stop_schedules(&self, outside: &Outside) {
+        if self.plan.schedules.is_empty() {
+            return;
+        }
+        while !self.plan.sky.is_settled(simulation::time()) {
+            simulation::sleep(self.plan.lease);
+        }
+        simulation::sleep(self.plan.lease * 6 + Duration::from_secs(3));
+        for number in 0..self.plan.schedules.len() {
+            self.ledger.check_not_late(number, self.plan.lease * 4 + Duration::from_secs(2));
+            let schedule = outside.client.schedule_named(schedules::name(number));
+            let paused = simulation::block_on(schedule.pause());
+            // No client may have made it.
+            note(|| format!("schedule {number} is paused: {paused:?}"));
         }
     }
 
@@ -160,6 +182,7 @@ impl Main {
             for op in program.all() {
                 match op {
                     Op::Listen { channel, .. } => _ = channels.insert(*channel),
+                    Op::Hear(op) => channels.extend(op.channels()),
                     Op::Event(op) => _ = events.insert((op.event, op.key)),
                     _ => {}
                 }
@@ -214,7 +237,9 @@ impl Main {
     fn await_ends(&self, outside: &Outside) -> bool {
         let until = simulation::time() + self.plan.bound();
         for round in 0.. {
-            let open: Vec<RunRow> = self.rows().into_iter().filter(|it| !has_ended(it)).collect();
+            let rows = self.rows();
+            self.ledger.check_closed(&rows);
+            let open: Vec<RunRow> = rows.into_iter().filter(|it| !has_ended(it)).collect();
             let items = self.items();
             if open.is_empty() && items == 0 {
                 return true;

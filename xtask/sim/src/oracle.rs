@@ -12,6 +12,7 @@ pub(crate) mod limits;
 pub(crate) mod past;
 pub(crate) mod queues;
 pub(crate) mod requests;
+pub(crate) mod schedules;
 pub(crate) mod streams;
 
 use std::fmt;
@@ -72,6 +73,8 @@ pub(crate) enum Promise {
     ChildRunsOnce,
     /// A generation begins with what the one before has come to, and after it.
     GenerationsFollow,
+    /// Each tick of a schedule starts one run, when it is due, or is counted as skipped or missed.
+    TicksAreDealtWithOnce,
 }
 
 impl Promise {
@@ -101,6 +104,7 @@ impl Promise {
         Promise::StoresAgree,
         Promise::ChildRunsOnce,
         Promise::GenerationsFollow,
+        Promise::TicksAreDealtWithOnce,
     ];
 }
 

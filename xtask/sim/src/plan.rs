@@ -12,9 +12,13 @@ use crate::{
     work::{
         draw::{CHANNELS, Draw},
         events::{EVENTS, KEYS},
+        gates,
+        keys::{self, Keyed},
         limits::{self, Limited},
+        messages,
         program::Program,
-        queues::QueuePlan,
+        queues::{ClientItem, QueuePlan},
+        schedules::SchedulePlan,
         streams::{self, Followed},
     },
     world::operators::{self, Operation},
@@ -43,7 +47,19 @@ pub(crate) struct Plan {
     pub(crate) queue: Option<QueuePlan>,
     /// Whether programs and bodies give something out for clients to follow.
     pub(crate) shows: bool,
+    /// When the code of all engines changes, if it does: see [`gates`].
+    pub(crate) changes_at: Option<Duration>,
+    /// How often runs are tried as a whole, by the policy of their workflow.
+    pub(crate) run_retry: Option<RunRetry>,
+    pub(crate) schedules: Vec<SchedulePlan>,
     pub(crate) scripts: Vec<Vec<Act>>,
+}
+
+/// The retry policy of whole runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RunRetry {
+    pub(crate) attempts: u32,
+    pub(crate) delay: Duration,
 }
 
 /// A process that is started again whenever it has ended.
@@ -102,6 +118,14 @@ pub(crate) enum Deed {
     Follow(usize, Followed),
     /// Does what operators do.
     Operate(Operation),
+    /// Sends a message and waits for the reply.
+    Request { to: usize, channel: u32, message: String },
+    /// Starts the run of a key that children have, too.
+    StartKeyed { keyed: Keyed, origin: u64 },
+    /// Puts an item into the queue, and waits for its result.
+    Enqueue(ClientItem),
+    /// Makes the schedule of this number.
+    Schedule(usize),
 }
 
 impl Deed {
@@ -116,9 +140,11 @@ impl Plan {
     pub(crate) fn draw(seed: u64) -> Plan {
         let mut rng = Rng::new(seed ^ 0x91A2);
         let rng = &mut rng;
-        // Operators do nothing where runs have children, wait for each other's end or have several
-        // generations: what must be true of both together is not said anywhere yet.
+        // Less is checked where operators do something, so half of all lives have none. In most of those
+        // that have some, runs have no children, do not wait for each other's end, and have one generation.
         let is_operated = rng.below(2) == 0;
+        let more = &mut Rng::new(seed ^ 0x3A7E);
+        let has_relatives = !is_operated || more.below(4) == 0;
         let lease = Duration::from_millis(1_000 + rng.below(4_000));
         let kind = match rng.below(2) {
             0 => Kind::File,
@@ -128,7 +154,7 @@ impl Plan {
         let engines = (0..1 + rng.below(4)).map(|_| EnginePlan::draw(rng, lease, kind));
         let mut engines: Vec<EnginePlan> = engines.collect();
         let programs = 1 + rng.below(6) as usize;
-        let mut draw = Draw::new(rng, programs, lease, !is_operated);
+        let mut draw = Draw::new(rng, programs, lease, has_relatives);
         let mut programs: Vec<Program> = (0..programs).map(|_| draw.program()).collect();
         let scripts =
             (0..1 + rng.below(3)).map(|client| script(rng, client, programs.len(), lease));
@@ -156,6 +182,33 @@ impl Plan {
         for script in scripts.iter_mut().filter(|_| shows) {
             follow(rng, script);
         }
+        let sends_requests = messages::draw(more, &mut programs, lease);
+        limits::draw_turns(more, &mut programs);
+        let changes_at = gates::draw(more, &mut programs, sky.calm_after);
+        let keyed = keys::draw(more, &mut programs);
+        let run_retry = (more.below(4) == 0).then(|| RunRetry {
+            attempts: 2 + more.below(2) as u32,
+            delay: Duration::from_millis(1 + more.below(3_000)),
+        });
+        let mut extras = Extras { rng: more, lease, programs: programs.len() };
+        for (client, script) in scripts.iter_mut().enumerate() {
+            if sends_requests {
+                extras.request(client, script);
+            }
+            extras.start_keyed(client, script, &keyed);
+            if let Some(queue) = queue {
+                extras.enqueue(client, script, queue);
+            }
+        }
+        let mut schedules = Vec::new();
+        // A clock in a file's world that is an hour ahead makes all ticks of that hour due, for good.
+        let has_clock = kind == Kind::Database || sky.jumps == 0;
+        if has_clock && extras.rng.below(4) == 0 {
+            schedules.push(SchedulePlan::draw(extras.rng, programs.len(), lease));
+            scripts.iter_mut().for_each(|script| extras.schedule(script, 0));
+            let mut draw = Draw::new(extras.rng, programs.len(), lease, false);
+            programs.push(draw.short_program());
+        }
         Plan {
             seed,
             kind,
@@ -170,6 +223,9 @@ impl Plan {
             gate,
             queue,
             shows,
+            changes_at,
+            run_retry,
+            schedules,
             scripts,
         }
     }
@@ -186,6 +242,17 @@ impl Plan {
         // there several times.
         let programs = self.programs.iter().map(Program::lasts_at_most);
         let all = programs.sum::<Duration>() * 2;
+        let retries = self.run_retry.map_or(1, |retry| retry.attempts);
+        let delays = self.run_retry.map_or(Duration::ZERO, |retry| retry.delay * retry.attempts);
+        let ticks = self.schedules.iter().map(|schedule| {
+            let ticks = (self.sky.calm_after + self.lease * 20).div_duration_f64(schedule.every);
+            self.programs[schedule.program].lasts_at_most() * (ticks as u32 + 1)
+        });
+        let items = self.scripts.iter().flatten().map(|act| match &act.deed {
+            Deed::Enqueue(item) => item.op.most,
+            _ => Duration::ZERO,
+        });
+        let all = all * retries + delays * 4 + ticks.sum::<Duration>() + items.sum::<Duration>();
         // Of what was set by a wrong clock, everything comes by so much later.
         all * 2 + self.lease * 20 + self.sky.stall_max * 2 + WRONG_MAX * 4
     }
@@ -277,6 +344,54 @@ fn script(rng: &mut Rng, client: u64, programs: usize, lease: Duration) -> Vec<A
     acts
 }
 
+/// Adds to the scripts of clients what only some lives have.
+struct Extras<'a> {
+    rng: &'a mut Rng,
+    lease: Duration,
+    programs: usize,
+}
+
+impl Extras<'_> {
+    /// Puts a deed somewhere before those that only wait.
+    fn insert(&mut self, script: &mut Vec<Act>, deed: Deed) {
+        let waits = script.iter().position(|act| act.deed.only_waits());
+        let end = waits.unwrap_or(script.len()) as u64;
+        let at = self.rng.below(end + 1) as usize;
+        script.insert(at, Act { after: self.rng.up_to(self.lease), deed });
+    }
+
+    fn request(&mut self, client: usize, script: &mut Vec<Act>) {
+        for number in 0..self.rng.below(4) {
+            let to = self.rng.below(self.programs as u64) as usize;
+            let channel = self.rng.below(CHANNELS) as u32;
+            // Requests wait side by side, so they have no order.
+            let message = format!("request {number} of client-{client}");
+            self.insert(script, Deed::Request { to, channel, message });
+        }
+    }
+
+    fn start_keyed(&mut self, client: usize, script: &mut Vec<Act>, keyed: &[Keyed]) {
+        for (number, keyed) in keyed.iter().enumerate() {
+            if self.rng.below(3) == 0 {
+                let origin = (client * 100 + number + 1) as u64;
+                self.insert(script, Deed::StartKeyed { keyed: *keyed, origin });
+            }
+        }
+    }
+
+    fn enqueue(&mut self, client: usize, script: &mut Vec<Act>, queue: QueuePlan) {
+        for item in queue.draw_items(self.rng, client, self.lease) {
+            self.insert(script, Deed::Enqueue(item));
+        }
+    }
+
+    fn schedule(&mut self, script: &mut Vec<Act>, number: usize) {
+        if self.rng.below(4) > 0 {
+            self.insert(script, Deed::Schedule(number));
+        }
+    }
+}
+
 /// Has a client follow some runs before it waits for their results.
 fn follow(rng: &mut Rng, script: &mut Vec<Act>) {
     let waits = script.iter().filter_map(|act| match act.deed {
@@ -311,6 +426,15 @@ impl fmt::Display for Plan {
         }
         if let Some(gate) = self.gate {
             writeln!(f, "runs are under `{}` ({})", gate.of_run().name(), gate.key())?;
+        }
+        if let Some(time) = self.changes_at {
+            writeln!(f, "the code changes after {time:?}")?;
+        }
+        if let Some(retry) = self.run_retry {
+            writeln!(f, "runs: {retry:?}")?;
+        }
+        for (number, schedule) in self.schedules.iter().enumerate() {
+            writeln!(f, "schedule-{number}: {schedule:?}")?;
         }
         for (number, program) in self.programs.iter().enumerate() {
             write!(f, "program {number}, {program}")?;

@@ -7,10 +7,14 @@
 pub(crate) mod bodies;
 pub(crate) mod draw;
 pub(crate) mod events;
+pub(crate) mod gates;
+pub(crate) mod keys;
 pub(crate) mod limits;
+pub(crate) mod messages;
 pub(crate) mod perform;
 pub(crate) mod program;
 pub(crate) mod queues;
+pub(crate) mod schedules;
 pub(crate) mod streams;
 
 use everstep::Workflow;

@@ -2,5 +2,6 @@
 
 pub(crate) mod clients;
 pub(crate) mod engines;
+pub(crate) mod extras;
 pub(crate) mod followers;
 pub(crate) mod operators;

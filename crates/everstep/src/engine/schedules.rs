@@ -21,6 +21,7 @@ use crate::{
     },
     pool::DEFAULT_POOL,
     random,
+    sabotage::Sabotage,
     schedule::{self, Overlap, Ticks},
     store::{RunnerRow, Store, StoreError},
     telemetry::trace,
@@ -217,12 +218,28 @@ fn fire_all(shared: &Shared, fires: Vec<Fire>) -> Result<bool, Arc<StoreError>> 
     if fires.is_empty() {
         return Ok(false);
     }
+    if shared.settings.breaks(Sabotage::TickWithoutRow) {
+        return fire_apart(shared, fires);
+    }
     let ticks: Vec<_> = fires.iter().map(|fire| (fire.name.clone(), fire.cause)).collect();
     let writes = fires.into_iter().map(|fire| Write::Schedule(Box::new(ScheduleWrite::Fire(fire))));
     let outcomes = keeper::write_all(shared, writes)?;
     for ((schedule, cause), outcome) in ticks.into_iter().zip(outcomes) {
         report(&schedule, cause, &outcome);
     }
+    Ok(true)
+}
+
+/// The mistake that [`Sabotage::TickWithoutRow`] makes: a process that dies between the two writes has
+/// taken the ticks and started nothing.
+fn fire_apart(shared: &Shared, mut fires: Vec<Fire>) -> Result<bool, Arc<StoreError>> {
+    let runs: Vec<_> = fires.iter_mut().map(|fire| fire.run.take()).collect();
+    let fire = |fire| Write::Schedule(Box::new(ScheduleWrite::Fire(fire)));
+    let outcomes = keeper::write_all(shared, fires.into_iter().map(fire))?;
+    let is_taken =
+        |outcome: &Outcome| matches!(outcome, Outcome::Scheduled(ScheduleOutcome::Fired(_)));
+    let taken = runs.into_iter().zip(outcomes).filter(|(_, outcome)| is_taken(outcome));
+    keeper::write_all(shared, taken.filter_map(|(run, _)| run).map(Write::Start))?;
     Ok(true)
 }
 

@@ -611,7 +611,12 @@ impl Core {
         if recorded.kind != kind {
             let (recorded, code) = (recorded.kind, kind);
             st.first_halt(Halt::AnotherKind { at: Core::location(&key), recorded, code });
-        } else if check_born && !(earliest..=taken).contains(&recorded.born) {
+        } else if check_born
+            && !(earliest..=taken).contains(&recorded.born)
+            // It was made right after an operation that is removed from the code, so it is made now,
+            // before the results that other branches took until that had ended.
+            && !st.removed.contains(&recorded.born)
+        {
             let recorded = recorded.born;
             let at = Core::location(&key);
             st.first_halt(Halt::Moved { at, recorded, code: taken });

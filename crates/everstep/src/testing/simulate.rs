@@ -8,7 +8,7 @@
 mod fake;
 
 use std::{
-    any::Any,
+    any::{Any, TypeId, type_name},
     fmt,
     future::Future,
     ops::Range,
@@ -108,7 +108,7 @@ where
 pub struct Simulation {
     start: StartRun,
     engine: Vec<Change>,
-    fakes: Vec<MakeFake>,
+    fakes: Vec<(TypeId, MakeFake)>,
     acts: Vec<Act>,
     checks: Vec<(String, Check)>,
     seeds: Range<u64>,
@@ -143,7 +143,7 @@ impl Simulated {
     /// If [`Simulation::fake`] has not brought it in.
     pub fn fake<T: Send + 'static>(&self) -> &Fake<T> {
         let found = self.fakes.iter().find_map(|fake| fake.downcast_ref::<Fake<T>>());
-        let name = std::any::type_name::<T>();
+        let name = type_name::<T>();
         found.unwrap_or_else(|| panic!("there is no fake of `{name}`; add it with `.fake(..)`"))
     }
 }
@@ -240,17 +240,28 @@ impl Simulation {
     }
 
     /// Adds an outside system, in this state when a world begins. Bodies find it with
-    /// `ctx.get::<Fake<T>>()`. Give two systems two types: the last one of a type replaces the others.
+    /// `ctx.get::<Fake<T>>()`.
+    ///
+    /// # Panics
+    ///
+    /// If there is a fake of this type: bodies could not tell the two apart. Give two systems two types.
     pub fn fake<T: Send + 'static>(
         mut self,
         new: impl Fn() -> T + Send + Sync + 'static,
     ) -> Simulation {
-        self.fakes.push(Arc::new(move |weather| {
+        let of = TypeId::of::<T>();
+        assert!(
+            self.fakes.iter().all(|(other, _)| *other != of),
+            "there is a fake of `{}` already; give each outside system a type of its own",
+            type_name::<T>()
+        );
+        let make: MakeFake = Arc::new(move |weather| {
             let fake = Fake::in_weather(new(), weather);
             let given = fake.clone();
             let change: Change = Arc::new(move |builder| builder.provide(given.clone()));
             (change, Arc::new(fake))
-        }));
+        });
+        self.fakes.push((of, make));
         self
     }
 
@@ -296,7 +307,16 @@ impl Simulation {
     }
 
     /// Which seeds are lived: 0 to 99 if nothing is said.
+    ///
+    /// # Panics
+    ///
+    /// If the range is empty: a simulation of no world would pass whatever the workflow does.
     pub fn seeds(mut self, seeds: Range<u64>) -> Simulation {
+        assert!(
+            !seeds.is_empty(),
+            "the range of seeds {seeds:?} is empty, so nothing would be simulated; one seed is \
+             `.seeds(n..n + 1)`"
+        );
         self.seeds = seeds;
         self
     }
@@ -353,7 +373,7 @@ impl Simulation {
             0 => Kind::File,
             _ => Kind::Database,
         };
-        let fakes = self.fakes.iter().map(|make| make(weather));
+        let fakes = self.fakes.iter().map(|(_, make)| make(weather));
         let (changes, fakes): (Vec<Change>, Vec<_>) = fakes.unzip();
         let bound = self.lasts * 4 + lease * 20 + sky.stall_max * 2 + simulation::WRONG_MAX * 4;
         let world = World {

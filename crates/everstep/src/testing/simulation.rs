@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 pub use self::{
     sky::{Sky, WRONG_MAX, Window},
-    store::{Counts, Kind, Server, SimStore},
+    store::{Counts, Kind, Server, SimStore, Turn},
 };
 pub use crate::seam::sim::{
     At, Clocks, Config, Fault, Faults, Report, Rng, SimProcess, SimThread, Trace, is_traced,

@@ -128,6 +128,37 @@ async fn a_run_that_failed_and_was_rolled_back_is_replayed_up_to_its_error() {
     engine.shutdown().await;
 }
 
+/// A file holds what is about the run as a whole beside the entries of its history: the origins of its
+/// failure, and a mark of what its code has emitted. The import took these for damaged entries, so a run
+/// that had emitted an item, or had failed in a step, could be exported and not imported.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_has_emitted_or_failed_in_a_step_is_imported() {
+    const EMITS: Workflow<bool, u32> = Workflow::new("emits");
+    let code = |ctx: Ctx, fails: bool| async move {
+        ctx.emit("progress", &1_u32)?;
+        ctx.step("a", async || Ok(())).await?;
+        ctx.emit("progress", &2_u32)?;
+        match fails {
+            true => ctx.step("b", async || Err(Error::fatal("of a step"))).await,
+            false => Ok(7),
+        }
+    };
+    let engine = testing::engine().register_fn(EMITS, code).start().await.unwrap();
+    let other = Engine::on(testing::store()).register_fn(EMITS, code).start().await.unwrap();
+    for fails in [false, true] {
+        let run = engine.client().start(EMITS, fails).await.unwrap();
+        let ended = run.result().await;
+        let file = run.export().await.unwrap();
+        let imported = other.client().import(&file).await.unwrap();
+        assert_eq!(imported.id(), run.id());
+        let imported = other.client().run::<u32>(run.id());
+        assert_eq!(imported.result().await.ok(), ended.ok());
+        assert_eq!(imported.status().await.unwrap(), run.status().await.unwrap());
+    }
+    engine.shutdown().await;
+    other.shutdown().await;
+}
+
 /// The rollback of a loser was taken for one at the end of the run if nothing was taken after it, so the
 /// replay stood still there, and the code behind the race was not tried.
 #[tokio::test(flavor = "multi_thread")]

@@ -3,14 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use everstep::{RunId, RunStatus};
+use everstep::{RunId, RunStatus, store::RunRow};
 
 use super::{
     Promise,
-    ending::Judgement,
+    ending::{Judgement, is_fork},
     ledger::{Got, Ledger, Place, Stay},
+    requests::Request,
 };
-use crate::work::key;
+use crate::work::{key, keys::child_key};
 
 /// How a run has ended, as the code of another was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,34 @@ impl Ledger {
         self.violate(Promise::GenerationsFollow, what);
     }
 
+    /// A child that is to end with its parent is being cancelled once that has ended.
+    pub(crate) fn check_closed(&self, rows: &[RunRow]) {
+        let book = self.book();
+        let children: BTreeMap<RunId, RunId> = book
+            .stays
+            .iter()
+            .filter(|stay| stay.order.child != 0)
+            .filter_map(|stay| match book.births.get(&stay.order.origin) {
+                Some((parent, true)) => Some((stay.run, *parent)),
+                _ => None,
+            })
+            .collect();
+        drop(book);
+        for child in rows {
+            let is_open = !child.status.is_terminal() && child.ending.is_none();
+            let Some(parent) = children.get(&child.id).filter(|_| is_open) else {
+                continue;
+            };
+            // A fork of it has a parent that was not told of it.
+            let mut parents = rows.iter().filter(|row| row.id == *parent && !is_fork(child));
+            let is_over = parents.any(|parent| parent.status.is_terminal());
+            if is_over && child.cancel_requested.is_none() {
+                let what = format!("run {} goes on, and its parent {parent} has ended", child.id);
+                self.violate(Promise::ChildRunsOnce, what);
+            }
+        }
+    }
+
     /// Nothing of a generation runs once the next one has begun.
     pub(super) fn check_still_current(&self, stay: &Stay, place: &Place) {
         if !stay.is_fenced {
@@ -94,17 +123,38 @@ impl Judgement<'_> {
         for stay in stays.iter().filter(|stay| stay.order.child != 0) {
             children.entry(stay.order.origin).or_default().insert(stay.run);
         }
-        for runs in children.values().filter(|runs| runs.len() > 1) {
-            let what = format!("the runs {runs:?} are one child");
-            self.violate(Promise::ChildRunsOnce, what);
+        let tried_again: BTreeSet<u64> = {
+            let book = self.ledger.book();
+            let births = book.births.iter();
+            let is_fresh = |run: &RunId| self.row(*run).is_none_or(|row| row.attempts > 1);
+            let fresh = births.filter(|(_, (parent, _))| is_fresh(parent));
+            fresh.map(|(origin, _)| *origin).collect()
+        };
+        for (origin, runs) in children.iter().filter(|(_, runs)| runs.len() > 1) {
+            // What an attempt of a run makes fresh has children of its own.
+            if !tried_again.contains(origin) {
+                let what = format!("the runs {runs:?} are one child");
+                self.violate(Promise::ChildRunsOnce, what);
+            }
         }
         for (run, past) in &self.pasts {
+            // What a fork has taken over was told to another run; and which child of several attempts is
+            // meant is not known.
+            if self.row(*run).is_none_or(|row| is_fork(row) || row.attempts > 1) {
+                continue;
+            }
             for (generation, taken) in past {
                 let place = Place { run: *run, generation: *generation, at: taken.at.clone() };
                 match &taken.got {
                     Got::Child(end) => {
-                        let child = children.get(&place.number()).and_then(BTreeSet::first);
-                        self.check_child(&place, *end, child.copied());
+                        let key = self.ledger.book().child_keys.get(&place).copied();
+                        let child = match key {
+                            Some(key) => self.row_of_key(&child_key(key)),
+                            None => {
+                                children.get(&place.number()).and_then(BTreeSet::first).copied()
+                            }
+                        };
+                        self.check_child(&place, *end, child);
                     }
                     Got::Ended(of, ending) => {
                         let run = self.row_of_key(&key(*of));
@@ -132,6 +182,15 @@ impl Judgement<'_> {
 
     fn check_ending(&self, place: &Place, run: Option<RunId>, ending: Ending) {
         let status = run.and_then(|run| self.row(run)).map(|row| row.status);
+        let book = self.ledger.book();
+        // A run that was deleted is gone, or another one has its key. One that had failed may be tried
+        // again.
+        let is_deleted = book.requests.was_ever_asked(Request::Delete);
+        let is_tried_again = run.is_some_and(|run| book.requests.was_asked(run, Request::Retry));
+        drop(book);
+        if is_deleted || (is_tried_again && ending == Ending::Failed) {
+            return;
+        }
         let is_so = match ending {
             Ending::Completed(value) => {
                 status == Some(RunStatus::Completed)

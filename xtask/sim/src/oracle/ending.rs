@@ -10,7 +10,7 @@ use std::{
 };
 
 use everstep::{
-    RunId, RunStatus,
+    Overlap, RunId, RunStatus,
     store::{DeadLetter, InboxRow, MemoryStore, RunRow},
     testing::{
         self,
@@ -29,8 +29,10 @@ use crate::{
     plan::Plan,
     work::{
         Order, PERFORM, key,
+        messages::reply,
         perform::{Code, perform},
         program::End,
+        schedules,
     },
     world::{engines::Engines, operators::program_of},
 };
@@ -76,12 +78,17 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         judgement.check_ends();
         judgement.check_requests();
         judgement.check_messages();
+        judgement.check_replies();
         judgement.check_items();
+        judgement.check_items_of_clients();
         judgement.check_shown();
+        judgement.check_schedules();
+        judgement.check_imported();
+        judgement.check_children();
+        ledger.check_turns();
         if !judgement.is_operated() {
             judgement.check_events();
             judgement.check_deferreds();
-            judgement.check_children();
         }
     }
     let mut violations = std::mem::take(&mut ledger.book().violations);
@@ -113,24 +120,7 @@ struct Replayed {
 fn replay(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Replayed {
     let mut all = Replayed::default();
     for run in &ending.runs {
-        let cold = Ledger::new(None, true);
-        let code = Arc::new(Code {
-            programs: plan.programs.clone(),
-            ledger: cold.clone(),
-            process: "replay".to_owned(),
-            is_fenced: true,
-            gate: None,
-            queue: plan.queue,
-            client: OnceLock::new(),
-        });
-        let code = move |ctx, order: Order| perform(code.clone(), ctx, order);
-        let replay = testing::replay(&run.file);
-        let replayed = replay.against_fn(PERFORM.version(run.row.version), code);
-        if let Err(error) = replayed {
-            let what = format!("a cold replay of run {}: {error}", run.row.id);
-            ledger.violate(Promise::ReplayIsExact, what);
-        }
-        let stays = cold.book().stays.clone();
+        let stays = replay_file(plan, ledger, &run.row, &run.file);
         let taken = stays.last().map(|stay| stay.all_taken());
         all.finals.insert(run.row.id, taken.unwrap_or_default());
         let before = (run.row.id, run.row.generation.saturating_sub(1));
@@ -144,6 +134,29 @@ fn replay(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Replayed {
         all.shown.insert(run.row.id, shown.unwrap_or_default());
     }
     all
+}
+
+/// The stays of a run in a cold replay of this file, by the code that has brought it so far.
+fn replay_file(plan: &Plan, ledger: &Ledger, row: &RunRow, file: &[u8]) -> Vec<Arc<Stay>> {
+    let cold = Ledger::new(None, true);
+    let last = ledger.book().stays.iter().rev().find(|stay| stay.run == row.id).cloned();
+    let code = Arc::new(Code {
+        programs: plan.programs.clone(),
+        ledger: cold.clone(),
+        process: "replay".to_owned(),
+        is_fenced: true,
+        gate: None,
+        queue: plan.queue,
+        is_changed: last.is_none_or(|stay| stay.is_changed),
+        client: OnceLock::new(),
+    });
+    let code = move |ctx, order: Order| perform(code.clone(), ctx, order);
+    let replayed = testing::replay(file).against_fn(PERFORM.version(row.version), code);
+    if let Err(error) = replayed {
+        let what = format!("a cold replay of run {}: {error}", row.id);
+        ledger.violate(Promise::ReplayIsExact, what);
+    }
+    cold.book().stays.clone()
 }
 
 /// What the code of each run has taken, and in which generation.
@@ -173,14 +186,13 @@ fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals, carries: &Carries) -
                 last.clone()
             });
             past.extend(whole.into_iter().map(|taken| (generation, taken)));
-            if is_fork {
-                // What was before is that of the other run.
-                break;
-            }
             let has_come_to_it =
                 |stay: &&Arc<Stay>| digest(stay.order.carry, &stay.all_taken()) == carry;
             if let Some(before) = stays(generation - 1).find(has_come_to_it) {
                 (last, carry) = (before.all_taken(), before.order.carry);
+            } else if is_fork {
+                // What was before is that of the other run.
+                break;
             } else if generation > 1 {
                 let what = format!("no stay of run {id} has come to generation {generation}");
                 ledger.violate(Promise::GenerationsFollow, what);
@@ -193,7 +205,7 @@ fn pasts(ledger: &Ledger, ending: &Ending, finals: &Finals, carries: &Carries) -
 }
 
 pub(super) struct Judgement<'a> {
-    plan: &'a Plan,
+    pub(super) plan: &'a Plan,
     pub(super) ledger: &'a Ledger,
     ending: &'a Ending,
     pub(super) data: &'a MemoryStore,
@@ -211,7 +223,13 @@ impl Judgement<'_> {
         let book = self.ledger.book();
         let asked = [Request::Cancel, Request::Retry, Request::Delete];
         let is_asked = asked.into_iter().any(|request| book.requests.was_ever_asked(request));
-        is_asked || self.ending.runs.iter().any(|run| is_fork(&run.row))
+        let mut runs = self.ending.runs.iter();
+        is_asked || runs.any(|run| is_fork(&run.row) || run.row.attempts > 1)
+    }
+
+    /// The operations whose item is a dead letter.
+    pub(super) fn dead_items(&self) -> &[Place] {
+        &self.ending.dead_items
     }
 
     pub(super) fn violate(&self, promise: Promise, what: String) {
@@ -356,6 +374,13 @@ impl Judgement<'_> {
                 let what = format!("run {id} is {status:?}, and its program {end:?}");
                 self.violate(Promise::ReplayIsExact, what);
             }
+            let attempts = self.plan.run_retry.map_or(1, |retry| retry.attempts);
+            let may_be_tried = matches!(end, End::FailsInStep { .. }) && row.attempts < attempts;
+            if row.status == RunStatus::Failed && may_be_tried {
+                let (id, tried) = (row.id, row.attempts);
+                let what = format!("run {id} has failed after {tried} attempts of {attempts}");
+                self.violate(Promise::RetriesGoOn, what);
+            }
         }
     }
 
@@ -367,6 +392,10 @@ impl Judgement<'_> {
         for run in &self.ending.runs {
             let (id, status) = (run.row.id, run.row.status);
             let is_asked = requests.was_asked(id, Request::Cancel);
+            // The next tick of its schedule may have cancelled it.
+            let schedule = schedules::number(&run.row.tags).map(|it| self.plan.schedules[it]);
+            let is_asked =
+                is_asked || schedule.is_some_and(|it| it.overlap() == Overlap::CancelOld);
             if status == RunStatus::Cancelled && !is_asked && program_of(&run.row.tags).is_some() {
                 broken.push(format!("run {id} is cancelled, and nobody has asked for that"));
             }
@@ -378,6 +407,8 @@ impl Judgement<'_> {
             }
             let told = requests.retried.get(&id).copied().unwrap_or_default();
             let asked = requests.count(id, Request::Retry).begun;
+            // By the policy of its workflow, too.
+            let asked = asked + self.plan.run_retry.map_or(0, |retry| retry.attempts - 1);
             let retries = run.row.attempts.saturating_sub(1);
             if !(told..=asked).contains(&retries) {
                 broken.push(format!(
@@ -398,6 +429,53 @@ impl Judgement<'_> {
         drop(book);
         for what in broken {
             self.violate(Promise::ToldStaysTrue, what);
+        }
+    }
+
+    /// A run that was imported is there as it was exported, unless it was deleted since.
+    fn check_imported(&self) {
+        let imported = self.ledger.book().requests.imported.clone();
+        for (run, file) in imported {
+            let Some((file, deletes)) = file else {
+                continue;
+            };
+            let now = self.ledger.book().requests.count(run, Request::Delete).begun;
+            if now > deletes {
+                continue;
+            }
+            let Some(row) = self.row(run) else {
+                let what = format!("run {run} was imported, and is gone");
+                self.violate(Promise::ToldStaysTrue, what);
+                continue;
+            };
+            let stays = replay_file(self.plan, self.ledger, row, &file);
+            let taken = stays.last().map(|stay| stay.all_taken()).unwrap_or_default();
+            if taken != self.finals[&run] {
+                let what = format!("run {run} has taken {taken:?} before it was imported");
+                self.violate(Promise::ReplayIsExact, what);
+            }
+        }
+    }
+
+    /// A request that was replied to is taken for good by the run that has replied.
+    fn check_replies(&self) {
+        let replies = self.ledger.book().replies.clone();
+        for (message, told) in replies {
+            let of = |run: &&Ended| reply(run.row.id, &message) == told;
+            let Some(run) = self.ending.runs.iter().find(of) else {
+                if !self.ledger.book().requests.was_ever_asked(Request::Delete) {
+                    let what = format!("no run has replied `{told}` to `{message}`");
+                    self.violate(Promise::ToldStaysTrue, what);
+                }
+                continue;
+            };
+            let is_it =
+                |taken: &Taken| matches!(&taken.got, Got::Message(_, other) if *other == message);
+            let is_taken = self.pasts[&run.row.id].iter().any(|(_, taken)| is_it(taken));
+            if !is_taken && !self.was_set_aside(&message) {
+                let what = format!("`{told}` was replied to `{message}`, which is not taken");
+                self.violate(Promise::ToldStaysTrue, what);
+            }
         }
     }
 
@@ -526,6 +604,10 @@ impl Judgement<'_> {
     fn check_shown(&self) {
         for run in self.ending.runs.iter().filter(|_| self.plan.shows) {
             let id = run.row.id;
+            // A file has no streams.
+            if self.ledger.book().requests.imported.contains_key(&id) {
+                continue;
+            }
             let (shown, taken) = (&self.shown[&id], &self.finals[&id]);
             self.ledger.check_shown(&run.row, shown, taken);
         }

@@ -16,7 +16,10 @@ use std::{
 use everstep::{
     Ctx, RunId, RunStatus,
     store::{MemoryStore, Store, Target},
-    testing::{internal, simulation},
+    testing::{
+        internal,
+        simulation::{self, Server, SimProcess},
+    },
 };
 
 use super::{
@@ -24,11 +27,12 @@ use super::{
     children::{ChildEnd, Ending},
     events::News,
     limits::Holder,
-    queues::Items,
+    queues::{ItemTold, Items},
     requests::{Request, Requests},
+    schedules::Ticks,
     streams::{Emitters, Follow, Shown},
 };
-use crate::work::Order;
+use crate::work::{Order, perform::Code};
 
 /// What code has taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +102,8 @@ pub(crate) struct Stay {
     /// Whether its process looks at its own clock. If it does not, its bodies may start when the run has
     /// moved on: it finds that out when it writes.
     pub(crate) is_fenced: bool,
+    /// Whether it is the code after the change.
+    pub(crate) is_changed: bool,
     taken: Mutex<Vec<Taken>>,
     shown: Mutex<Vec<Shown>>,
     /// How much of that was kept for certain, since a firm body has started on it.
@@ -200,11 +206,27 @@ pub(crate) struct Book {
     pub(crate) told: Vec<(RunId, Told)>,
     /// The run that clients were told to be that of an order.
     pub(crate) runs: BTreeMap<usize, RunId>,
+    /// The runs that a client was told to have started itself.
+    started: BTreeSet<RunId>,
+    /// The keys of children, by the operation that starts them.
+    pub(crate) child_keys: BTreeMap<Place, u32>,
+    /// The run that was said to be that of a key of children.
+    pub(crate) keyed: BTreeMap<u32, RunId>,
+    /// The parents of children, by their origin, and whether they end with their parent.
+    pub(crate) births: BTreeMap<u64, (RunId, bool)>,
+    /// Requests that were replied to, with the reply.
+    pub(crate) replies: Vec<(String, String)>,
+    /// What clients wait for on threads of their own; none once it has come.
+    waits: Vec<Option<(SimProcess, String)>>,
+    /// The runs of ticks of schedules.
+    pub(crate) ticks: Ticks,
     pub(crate) requests: Requests,
     /// The bodies that run under limits.
     pub(crate) holders: Vec<Holder>,
     /// What handlers of queue items have done.
     pub(crate) items: Items,
+    /// The items that clients were told to be in the queue.
+    pub(crate) items_told: Vec<ItemTold>,
     /// The bodies that have given items of streams.
     pub(crate) emitters: Emitters,
     pub(crate) follows: Vec<Follow>,
@@ -235,8 +257,8 @@ const ITERATIONS_MAX: u64 = 8;
 /// The book, and the store beside it.
 pub(crate) struct Ledger {
     book: Mutex<Book>,
-    /// What is durable. None in a replay, in which no body runs.
-    data: Option<MemoryStore>,
+    /// The store. None in a replay, in which no body runs.
+    server: Option<Arc<Server>>,
     /// Whether the clocks by which workers hold their items are the same for all.
     pub(crate) clocks_agree: bool,
 }
@@ -253,13 +275,18 @@ pub(crate) fn note(what: impl FnOnce() -> String) {
 }
 
 impl Ledger {
-    pub(crate) fn new(data: Option<MemoryStore>, clocks_agree: bool) -> Arc<Ledger> {
-        Arc::new(Ledger { book: Mutex::default(), data, clocks_agree })
+    pub(crate) fn new(server: Option<Arc<Server>>, clocks_agree: bool) -> Arc<Ledger> {
+        Arc::new(Ledger { book: Mutex::default(), server, clocks_agree })
+    }
+
+    /// The store; none in a replay.
+    pub(super) fn server(&self) -> Option<&Server> {
+        self.server.as_deref()
     }
 
     /// What is durable; none in a replay.
     pub(crate) fn data(&self) -> Option<&MemoryStore> {
-        self.data.as_ref()
+        self.server.as_ref().map(|server| &server.data)
     }
 
     pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
@@ -273,16 +300,10 @@ impl Ledger {
 
     /// Whether this is the ledger of a life, not of a replay.
     pub(super) fn is_live(&self) -> bool {
-        self.data.is_some()
+        self.server.is_some()
     }
 
-    pub(crate) fn stay_begins(
-        &self,
-        ctx: &Ctx,
-        order: Order,
-        process: &str,
-        is_fenced: bool,
-    ) -> Arc<Stay> {
+    pub(crate) fn stay_begins(&self, ctx: &Ctx, order: Order, code: &Code) -> Arc<Stay> {
         let mut book = self.book();
         let stay = Arc::new(Stay {
             index: book.stays.len(),
@@ -290,8 +311,9 @@ impl Ledger {
             generation: ctx.generation(),
             attempt: ctx.run_attempt(),
             order,
-            process: process.to_owned(),
-            is_fenced,
+            process: code.process.clone(),
+            is_fenced: code.is_fenced,
+            is_changed: code.is_changed,
             taken: Mutex::default(),
             shown: Mutex::default(),
             kept: AtomicUsize::new(0),
@@ -299,7 +321,51 @@ impl Ledger {
         book.stays.push(stay.clone());
         drop(book);
         self.check_generation(&stay);
+        self.check_tick(&stay, ctx.scheduled_at());
         stay
+    }
+
+    /// A client was told that this is the run that it has started, or that it was there.
+    pub(crate) fn is_started(&self, run: RunId, was_there: bool) {
+        if !was_there && !self.book().started.insert(run) {
+            let what = format!("two clients were told to have started run {run}");
+            self.violate(Promise::ToldStaysTrue, what);
+        }
+    }
+
+    /// A run is that of a key of children: the same one for all, until it is deleted.
+    pub(crate) fn key_is_of(&self, key: u32, run: RunId) {
+        let mut book = self.book();
+        let known = *book.keyed.entry(key).or_insert(run);
+        let is_deleted = book.requests.was_asked(known, Request::Delete);
+        if is_deleted {
+            book.keyed.insert(key, run);
+        }
+        drop(book);
+        if known != run && !is_deleted {
+            let what = format!("the child with key {key} was run {known}, and is run {run} now");
+            self.violate(Promise::ChildRunsOnce, what);
+        }
+    }
+
+    /// A client waits for something on a thread of its own; the number of that.
+    pub(crate) fn client_waits(&self, what: &str) -> usize {
+        let mut book = self.book();
+        book.waits.push(Some((simulation::this_process(), what.to_owned())));
+        book.waits.len() - 1
+    }
+
+    pub(crate) fn client_goes_on(&self, wait: usize) {
+        self.book().waits[wait] = None;
+    }
+
+    /// When all has ended, no client waits for a reply or a result.
+    pub(crate) fn check_no_waits(&self) {
+        let waits = std::mem::take(&mut self.book().waits);
+        for (_, what) in waits.into_iter().flatten().filter(|(it, _)| !it.is_dead()) {
+            let what = format!("a client still waits for what becomes of `{what}`");
+            self.violate(Promise::EveryRunEnds, what);
+        }
     }
 
     /// A body starts after so much was taken by its code.
@@ -340,7 +406,7 @@ impl Ledger {
     /// A body goes on after a wait. A task of its own ends at its next await if its step is given up, so
     /// while its process has a lease it may go on beside a body that was started since.
     pub(crate) fn body_goes_on(&self, stay: &Stay, place: &Place, is_task: bool) {
-        let runners = self.data.as_ref().and_then(|data| data.runners().ok());
+        let runners = self.data().and_then(|data| data.runners().ok());
         let runners = runners.unwrap_or_default();
         let has_lease = runners.iter().any(|it| it.name == stay.process && !it.shards.is_empty());
         if !(is_task && has_lease) {
@@ -357,7 +423,7 @@ impl Ledger {
     }
 
     fn check_not_completed(&self, stay: &Stay, place: &Place) {
-        let Some(data) = &self.data else { return };
+        let Some(data) = self.data() else { return };
         // What a run that is tried again makes fresh is in the store until its next commit.
         if stay.attempt > 1 || !stay.is_fenced {
             return;
@@ -418,7 +484,7 @@ impl Ledger {
     /// A run that a client was told to be paused is, unless it was let go on or cancelled since: `ends`
     /// is how often that was asked for before the pause was.
     pub(crate) fn check_is_paused(&self, run: RunId, ends: Option<u32>) {
-        let (Some(data), Some(ends)) = (&self.data, ends) else {
+        let (Some(data), Some(ends)) = (self.data(), ends) else {
             return;
         };
         let row = data.run(&Target::Id(run));
@@ -445,10 +511,6 @@ impl Ledger {
             return;
         };
         let (process, other) = (&stay.process, book.stays[later].process.clone());
-        // A task that is aborted when its process reads the run anew ends the poll that it is in.
-        if does == "goes on" && *process == other {
-            return;
-        }
         let what = format!("{place} {does} in {process}, and a body has started in {other} since");
         drop(book);
         self.violate(Promise::OneOwnerPerRun, what);

@@ -1,17 +1,29 @@
 //! Limits: nothing runs under one without a place, no more places are given than it allows, and a place
 //! is not given away while its body runs.
 
+use std::{collections::BTreeMap, sync::PoisonError, time::Duration};
+
 use everstep::{
-    Limit, RunId, RunStatus,
+    Limit, RunId, RunStatus, Timestamp,
     store::{MemoryStore, RunRow, Store, Target},
     testing::internal,
 };
 
 use super::{
     Promise,
+    ending::is_fork,
     ledger::{Ledger, Place, Stay},
 };
 use crate::work::limits::Limited;
+
+/// How far the clocks of processes that are never set are apart at most.
+pub(super) const CLOCK_ERROR: Duration = Duration::from_secs(1);
+
+/// How often [`crate::work::limits::TURNS`] has a turn after its burst.
+const TURN_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How much closer two turns are where the calendars of processes drift.
+const INTERVAL_ERROR: Duration = Duration::from_millis(100);
 
 /// A body that runs under a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,6 +150,50 @@ impl Ledger {
             && is_newest
             && row.cancel_requested.is_none()
             && (row.generation, row.attempts) == (holder.place.generation, holder.attempt)
+    }
+
+    /// The code of a run goes on with its turn under a rate: it was given one, and it is time.
+    pub(crate) fn check_turn(&self, stay: &Stay, at: &str) {
+        let Some(server) = self.server().filter(|_| self.clocks_agree && stay.is_fenced) else {
+            return;
+        };
+        let turns = server.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = turns.iter().rev();
+        let turn = turns.find(|turn| turn.run == stay.run.no() && turn.operation == at);
+        let Some(turn) = turn.cloned() else {
+            // A fork has taken over the turn of another run.
+            if row_of(&server.data, stay.run).is_some_and(|row| !is_fork(&row)) {
+                let what = format!("`{at}` of run {} goes on without a turn", stay.run);
+                self.violate(Promise::LimitsAreKept, what);
+            }
+            return;
+        };
+        let now = server.now();
+        if turn.at > now + CLOCK_ERROR {
+            let what = format!("`{at}` of run {} goes on at {now}, before {turn:?}", stay.run);
+            self.violate(Promise::LimitsAreKept, what);
+        }
+    }
+
+    /// No more turns were given than the rate allows, in any span of time.
+    pub(super) fn check_turns(&self) {
+        let Some(server) = self.server().filter(|_| self.clocks_agree) else {
+            return;
+        };
+        let mut all: BTreeMap<(String, String), Vec<Timestamp>> = BTreeMap::new();
+        for turn in server.turns.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            all.entry((turn.limit.clone(), turn.key.clone())).or_default().push(turn.at);
+        }
+        for (limit, mut turns) in all {
+            turns.sort_unstable();
+            // A bucket of two that gains one each half second.
+            for three in turns.windows(3) {
+                if three[2] < three[0] + TURN_INTERVAL - INTERVAL_ERROR {
+                    let what = format!("turns under {limit:?} at {three:?}");
+                    self.violate(Promise::LimitsAreKept, what);
+                }
+            }
+        }
     }
 
     /// When all has ended, nobody has a place or waits for one.

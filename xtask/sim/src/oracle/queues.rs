@@ -1,6 +1,9 @@
 //! The work queue: a handler runs only for who has the item, and no item is lost.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use everstep::{
     ItemId, ItemState, Job,
@@ -9,6 +12,7 @@ use everstep::{
 
 use super::{
     Promise,
+    ending::Judgement,
     ledger::{Ledger, Place, note},
 };
 use crate::work::queues::Task;
@@ -18,6 +22,19 @@ use crate::work::queues::Task;
 pub(crate) struct Handled {
     pub(crate) begun: u32,
     pub(crate) values: Vec<u64>,
+    /// The items that it was begun for.
+    pub(crate) items: BTreeSet<ItemId>,
+    /// The items whose handler is under way, with its attempt.
+    under_way: Vec<(ItemId, u32)>,
+}
+
+/// An item that a client was told to be in the queue.
+#[derive(Clone, Debug)]
+pub(crate) struct ItemTold {
+    pub(crate) place: Place,
+    pub(crate) item: ItemId,
+    /// What its worker was said to have given.
+    pub(crate) value: Option<u64>,
 }
 
 /// What handlers have done, by the operation that has put the item in.
@@ -40,8 +57,18 @@ impl Handling {
         let handling = Handling { ledger, process, place, item, attempt };
         handling.check("starts");
         let mut book = handling.ledger.book();
-        book.items.entry(handling.place.clone()).or_default().begun += 1;
+        let handled = book.items.entry(handling.place.clone()).or_default();
+        handled.begun += 1;
+        handled.items.insert(item);
+        // One that its worker has given back is begun again with the same number.
+        let is_twice = handled.under_way.contains(&(item, attempt));
+        handled.under_way.push((item, attempt));
         drop(book);
+        if is_twice {
+            let (place, process) = (&handling.place, &handling.process);
+            let what = format!("attempt {attempt} of {place} starts twice, in {process}");
+            handling.ledger.violate(Promise::ItemsAreDoneOnce, what);
+        }
         handling
     }
 
@@ -73,6 +100,43 @@ impl Handling {
                 "the handler of {place} {does} in {process}, attempt {attempt}, and its item is {state:?}"
             );
             self.ledger.violate(Promise::ItemsAreDoneOnce, what);
+        }
+    }
+}
+
+impl Drop for Handling {
+    fn drop(&mut self) {
+        let mut book = self.ledger.book();
+        let of = (self.item, self.attempt);
+        if let Some(handled) = book.items.get_mut(&self.place)
+            && let Some(at) = handled.under_way.iter().position(|it| *it == of)
+        {
+            handled.under_way.swap_remove(at);
+        }
+    }
+}
+
+impl Judgement<'_> {
+    /// The items of clients were worked on, equal dedupe keys are one item, and the results are what a
+    /// handler has given.
+    pub(super) fn check_items_of_clients(&self) {
+        let told = self.ledger.book().items_told.clone();
+        for ItemTold { place, item, value } in told {
+            let handled = self.ledger.book().items.get(&place).cloned().unwrap_or_default();
+            let dead = self.dead_items().iter().filter(|dead| **dead == place).count();
+            let violate = |what: String| self.violate(Promise::ItemsAreDoneOnce, what);
+            if handled.begun == 0 && dead == 0 {
+                violate(format!("no worker has begun with item {item} of {place}"));
+            }
+            // One that is a dead letter does not count for the dedupe key any more.
+            if handled.items.len() > 1 + dead {
+                violate(format!("{} items have the key of {place}", handled.items.len()));
+            }
+            if let Some(value) = value
+                && !handled.values.contains(&value)
+            {
+                violate(format!("item {item} of {place} was said to have given {value}"));
+            }
         }
     }
 }

@@ -36,6 +36,9 @@ pub(crate) struct Requests {
     pub(crate) deleted: BTreeSet<RunId>,
     /// The programs whose run an operator has asked to delete.
     pub(crate) programs_deleted: BTreeSet<usize>,
+    /// The runs that were exported, deleted and imported again: the file, and how many deletes had been
+    /// asked for by then. None if the client was not told.
+    pub(crate) imported: BTreeMap<RunId, Option<(Vec<u8>, u32)>>,
     /// How often a client was told that a run is tried again.
     pub(crate) retried: BTreeMap<RunId, u32>,
     /// The value that a client has given to its tag of a run last; `None` if it was not told.

@@ -15,7 +15,7 @@ use super::{
     ledger::{Got, Ledger, Taken},
     requests::Request,
 };
-use crate::work::streams::{Followed, OF_BODIES, STATE, stream};
+use crate::work::streams::{Followed, OF_BODIES, STATE, STREAMS, stream};
 
 /// What the code of a run has given out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,21 +78,18 @@ impl Ledger {
             // What a fork has taken over is not given out again, and what an attempt makes fresh is.
             return;
         }
-        let is_whole = row.status == RunStatus::Completed;
+        let is_whole = matches!(row.status, RunStatus::Completed | RunStatus::Failed);
         if !is_whole {
-            // A replay ends where the history does, and the code may have been further.
+            // A replay of a cancelled run ends where the history does, and the code may have been further.
             return;
         }
-        for number in 0.. {
+        for number in 0..STREAMS as u32 {
             let rows = stored(data, row.id, &stream(number));
             let given = shown.iter().filter_map(|shown| match shown {
                 Shown::Item(of, text) if *of == number => Some(text.clone()),
                 _ => None,
             });
             let given: Vec<String> = given.collect();
-            if rows.is_empty() && given.is_empty() {
-                break;
-            }
             // A replay gives out what the last generation has given.
             let of_last = |text: &String| text.starts_with(&format!("{}.", row.generation));
             let kept: Vec<String> = rows.iter().filter_map(text).filter(of_last).collect();

@@ -117,6 +117,22 @@ impl<'a> Draw<'a> {
         program
     }
 
+    /// A program of one or two operations, for the many runs of a schedule.
+    pub(crate) fn short_program(&mut self) -> Program {
+        self.next_id = 0;
+        let mut op = || {
+            self.next_id += 1;
+            let id = self.next_id;
+            match self.rng.below(3) {
+                0 => Op::Sleep { id, lasts: self.time(self.lease * 2) },
+                _ => self.step(id),
+            }
+        };
+        let mut ops = vec![op()];
+        ops.extend((self.rng.below(2) == 0).then(|| self.step(2)));
+        Program { version: 1 + self.rng.below(2) as u32, ops, end: End::Completes, generations: 1 }
+    }
+
     fn ops(&mut self, length: usize, depth: usize) -> Vec<Op> {
         (0..length).map(|_| self.op(depth)).collect()
     }
@@ -238,7 +254,7 @@ impl<'a> Draw<'a> {
             end: self.end(),
             generations: self.generations(),
         };
-        Op::Child(ChildOp { id, program, care, leave: self.rng.below(3) == 0 })
+        Op::Child(ChildOp { id, program, care, leave: self.rng.below(3) == 0, key: None })
     }
 
     fn end(&mut self) -> End {

@@ -5,7 +5,11 @@ use std::time::Duration;
 use everstep::{Limit, StepCall, WorkflowOptions, testing::simulation::Rng};
 use serde::{Deserialize, Serialize};
 
-use super::{Order, bodies::Done, program::Program};
+use super::{
+    Order,
+    bodies::Done,
+    program::{Op, Program},
+};
 
 /// The limits of steps.
 pub(crate) const OF_STEPS: [Limit; 4] = [
@@ -21,6 +25,9 @@ pub(crate) const OF_RUNS: [Limit; 3] = [
     Limit::new("gates").concurrency(2),
     Limit::new("rated gate").concurrency(3).rate(2, Duration::from_secs(1)),
 ];
+
+/// The limit of which programs take turns alone, so that all of them are known.
+pub(crate) const TURNS: Limit = Limit::new("turns").rate(2, Duration::from_secs(1)).burst(2);
 
 /// How many keys a limit has that is used with one.
 const KEYS: u64 = 2;
@@ -75,6 +82,19 @@ impl Limited {
         match self.key {
             None => options.limit(self.of_run()),
             Some(_) => options.limit_key(self.of_run(), move |order: &Order| self.key_of(order)),
+        }
+    }
+}
+
+/// In some lives, programs wait for turns under a rate.
+pub(crate) fn draw_turns(rng: &mut Rng, programs: &mut [Program]) {
+    if rng.below(4) > 0 {
+        return;
+    }
+    for program in programs {
+        for _ in 0..rng.below(5) {
+            let op = Op::Turn { id: program.next_id(), key: rng.below(KEYS) };
+            program.insert(rng, op);
         }
     }
 }

@@ -11,14 +11,15 @@ use std::{
     time::Duration,
 };
 
-use everstep::{Outcome, prelude::*};
+use everstep::{EntryKind, Outcome, prelude::*};
 use futures_util::future::LocalBoxFuture;
 
 use super::{
     Order, bodies,
     bodies::{Done, Made},
     key,
-    limits::Limited,
+    limits::{Limited, TURNS},
+    messages::{HearOp, Heard},
     program::{Body, End, Op, Program, StepOp},
     queues::{EnqueueOp, Enqueued, QueuePlan},
 };
@@ -35,6 +36,8 @@ pub(crate) struct Code {
     /// The limit that all runs are under.
     pub(crate) gate: Option<Limited>,
     pub(crate) queue: Option<QueuePlan>,
+    /// Whether it is the code after the change.
+    pub(crate) is_changed: bool,
     /// The client of its engine, once that has started.
     pub(crate) client: OnceLock<Client>,
 }
@@ -44,7 +47,7 @@ pub(crate) async fn perform(code: Arc<Code>, ctx: Ctx, order: Order) -> Result<u
     let program = order.find(&code.programs);
     let program = program.ok_or_else(|| Error::fatal("there is no such program"))?;
     let (run, attempt) = (ctx.run_id(), ctx.run_attempt());
-    let stay = code.ledger.stay_begins(&ctx, order, &code.process, code.is_fenced);
+    let stay = code.ledger.stay_begins(&ctx, order, &code);
     if let Some(gate) = code.gate {
         code.ledger.limited_run_begins(run, gate.of_run(), &gate.key_of(&order));
     }
@@ -149,11 +152,49 @@ impl<'a> Stage<'a> {
             Op::Finished { id, of, timeout } => self.finished(*id, *of, *timeout).await,
             Op::Enqueue(op) => self.enqueue(op).await,
             Op::Show(op) => op.perform(&self.ctx, &self.stay, &self.at),
+            Op::Hear(op) => self.hear(op).await,
+            Op::Turn { id, key } => self.turn(*id, *key).await,
+            Op::Removed(op) => self.removed(op).await,
             Op::Parts { id, how, parts } => {
                 let name = format!("{}-{id}", how.name());
                 self.parts(&name, *how, parts).await
             }
         }
+    }
+
+    /// Waits for messages. Each that has come is taken by itself.
+    async fn hear(&self, op: &HearOp) -> Result<()> {
+        let name = format!("hear-{}", op.id);
+        let heard = op.perform(&self.ctx).await?;
+        if heard.is_empty() {
+            self.take(&name, Got::Nothing);
+        }
+        for (number, Heard { channel, body }) in heard.into_iter().enumerate() {
+            self.take(&format!("{name}/{number}"), Got::Message(channel, body));
+        }
+        Ok(())
+    }
+
+    /// Waits for its turn under a rate.
+    async fn turn(&self, id: u32, key: u64) -> Result<()> {
+        let name = format!("turn-{id}");
+        let ctx = self.ctx.scope(&name);
+        ctx.rate_limit(TURNS).key(key).await?;
+        let at = format!("{}{name}/{}", self.at, TURNS.name());
+        self.code.ledger.check_turn(&self.stay, &at);
+        self.take(&name, Got::Time);
+        Ok(())
+    }
+
+    /// Makes a step, or says that it is gone. Nothing is taken of it: the code after the change knows
+    /// nothing of its result.
+    async fn removed(&self, op: &StepOp) -> Result<()> {
+        let name = format!("step-{}", op.id);
+        match self.code.is_changed {
+            true => self.ctx.removed(&name, EntryKind::Step),
+            false => _ = self.outcome(op, &name).await?,
+        }
+        Ok(())
     }
 
     async fn enqueue(&self, op: &EnqueueOp) -> Result<()> {
@@ -205,6 +246,12 @@ impl<'a> Stage<'a> {
 
     async fn step(&self, op: &StepOp) -> Result<()> {
         let name = format!("step-{}", op.id);
+        let got = self.outcome(op, &name).await?;
+        self.take(&name, got);
+        Ok(())
+    }
+
+    async fn outcome(&self, op: &StepOp, name: &str) -> Result<Got> {
         let made = Made {
             op: op.clone(),
             stay: self.stay.clone(),
@@ -214,13 +261,13 @@ impl<'a> Stage<'a> {
         let ctx = &self.ctx;
         let mut call = match op.body {
             Body::Async => {
-                ctx.step_with(&name, async move |step| bodies::run_async(&made, step).await)
+                ctx.step_with(name, async move |step| bodies::run_async(&made, step).await)
             }
             Body::Clogging => {
-                ctx.step_with(&name, async move |step| bodies::run_clogging(&made, &step))
+                ctx.step_with(name, async move |step| bodies::run_clogging(&made, &step))
             }
-            Body::Blocking => ctx.blocking(&name, move |step| bodies::run_blocking(&made, &step)),
-            Body::Spawned => ctx.spawn(&name, move |step| bodies::run_spawned(made.clone(), step)),
+            Body::Blocking => ctx.blocking(name, move |step| bodies::run_blocking(&made, &step)),
+            Body::Spawned => ctx.spawn(name, move |step| bodies::run_spawned(made.clone(), step)),
         };
         call = call.retry(Retry::fixed(op.attempts, op.delay));
         if let Some(limit) = op.limit {
@@ -240,11 +287,9 @@ impl<'a> Stage<'a> {
             call =
                 call.rollback(async move |undo, _: Done| bodies::undo(&ledger, &stay, &undo).await);
         }
-        let got = match call.outcome().await? {
+        Ok(match call.outcome().await? {
             Outcome::Completed(done) => Got::Value(done.value),
             Outcome::Failed { .. } => Got::Failure,
-        };
-        self.take(&name, got);
-        Ok(())
+        })
     }
 }

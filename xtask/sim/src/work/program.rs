@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use everstep::testing::simulation::Rng;
 use serde::{Deserialize, Serialize};
 
-use super::{limits::Limited, queues::EnqueueOp, streams::ShowOp};
+use super::{limits::Limited, messages::HearOp, queues::EnqueueOp, streams::ShowOp};
 
 /// What a run does, from start to end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +77,16 @@ pub(crate) enum Op {
     Enqueue(EnqueueOp),
     /// Gives something out for clients to read.
     Show(ShowOp),
+    /// Waits for messages of several names, for several at once, or for ones that it replies to.
+    Hear(HearOp),
+    /// Waits for its turn under a rate, for each key on its own.
+    Turn {
+        id: u32,
+        key: u64,
+    },
+    /// A step that the code makes until it is changed ([`crate::plan::Plan::changes_at`]). Nothing depends
+    /// on its result.
+    Removed(StepOp),
 }
 
 /// A child, and what it performs.
@@ -87,6 +97,9 @@ pub(crate) struct ChildOp {
     pub(crate) care: Care,
     /// It goes on when its parent gives it up.
     pub(crate) leave: bool,
+    /// The number of its key: others have children with the same key, which are one run.
+    #[serde(default)]
+    pub(crate) key: Option<u32>,
 }
 
 /// What a parent does about its child.
@@ -153,6 +166,9 @@ pub(crate) enum How {
     Race { first_fails: bool },
     /// `ctx.attempt` of the only part, which may fail at its end.
     Attempt { fails: bool },
+    /// `ctx.version` lets the only part in, once the code is changed
+    /// ([`crate::plan::Plan::changes_at`]).
+    Gate,
     /// `ctx.repeat` of the only part.
     Repeat { times: u64, commit_every: u64, history_every: u64, history_keep: u64 },
 }
@@ -167,6 +183,7 @@ impl How {
             How::Map { .. } => "map",
             How::Race { .. } => "race",
             How::Attempt { .. } => "attempt",
+            How::Gate => "gate",
             How::Repeat { .. } => "repeat",
         }
     }
@@ -260,9 +277,22 @@ impl Program {
         self.all().iter().any(|op| matches!(op, Op::Child(_) | Op::Finished { .. }))
     }
 
+    /// The children that it starts, but not their children.
+    pub(crate) fn children_mut(&mut self) -> Vec<&mut ChildOp> {
+        let mut children = Vec::new();
+        gather_children(&mut self.ops, &mut children);
+        children
+    }
+
     /// The id of an operation that is added to it.
     pub(crate) fn next_id(&self) -> u32 {
-        self.all().iter().map(|op| op.id()).max().unwrap_or_default() + 1
+        let all = self.all();
+        let children = all.iter().filter_map(|op| match op {
+            Op::Child(child) => Some(child.program.next_id()),
+            _ => None,
+        });
+        let next = all.iter().map(|op| op.id() + 1).chain(children).max();
+        next.unwrap_or(1)
     }
 
     /// Puts an operation somewhere into it.
@@ -316,6 +346,18 @@ fn gather_steps<'a>(ops: &'a mut [Op], steps: &mut Vec<&'a mut StepOp>) {
     }
 }
 
+fn gather_children<'a>(ops: &'a mut [Op], children: &mut Vec<&'a mut ChildOp>) {
+    for op in ops {
+        match op {
+            Op::Child(child) => children.push(child),
+            Op::Parts { parts, .. } => {
+                parts.iter_mut().for_each(|part| gather_children(part, children));
+            }
+            _ => {}
+        }
+    }
+}
+
 impl Op {
     /// What is inside of it.
     fn parts(&self) -> &[Vec<Op>] {
@@ -327,7 +369,8 @@ impl Op {
 
     fn id(&self) -> u32 {
         match self {
-            Op::Step(step) => step.id,
+            Op::Step(step) | Op::Removed(step) => step.id,
+            Op::Hear(hear) => hear.id,
             Op::Enqueue(enqueue) => enqueue.id,
             Op::Show(show) => show.id,
             Op::Sleep { id, .. }
@@ -335,6 +378,7 @@ impl Op {
             | Op::Send { id, .. }
             | Op::Publish { id, .. }
             | Op::Finished { id, .. }
+            | Op::Turn { id, .. }
             | Op::Parts { id, .. } => *id,
             Op::Event(event) => event.id,
             Op::Deferred(deferred) => deferred.id,
@@ -345,7 +389,10 @@ impl Op {
     /// How long it can take by itself, with its parts.
     fn lasts_at_most(&self) -> Duration {
         match self {
-            Op::Step(step) => (step.lasts + step.delay) * step.attempts,
+            Op::Step(step) | Op::Removed(step) => (step.lasts + step.delay) * step.attempts,
+            Op::Hear(hear) => hear.timeout.unwrap_or(FEEDING),
+            // Many may be before it.
+            Op::Turn { .. } => FEEDING,
             Op::Sleep { lasts, .. } => *lasts,
             Op::Listen { timeout, .. } => timeout.unwrap_or(FEEDING),
             Op::Event(event) => event.timeout.unwrap_or(FEEDING),
@@ -387,6 +434,9 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Op::Step(step) => write!(f, "{step}"),
+            Op::Removed(step) => write!(f, "{step}, until the code is changed"),
+            Op::Hear(hear) => write!(f, "{hear}"),
+            Op::Turn { id, key } => write!(f, "turn-{id} with key {key}"),
             Op::Sleep { id, lasts } => write!(f, "sleep-{id} {lasts:?}"),
             Op::Listen { id, channel, timeout } => match timeout {
                 Some(timeout) => write!(f, "listen-{id} to channel-{channel} for {timeout:?}"),
@@ -409,8 +459,8 @@ impl fmt::Display for Op {
                 )?;
                 write!(f, "{}", if *waits { " and to the end" } else { "" })
             }
-            Op::Child(ChildOp { id, program, care, leave }) => {
-                write!(f, "child-{id} {care:?}, leave: {leave}, {program}")
+            Op::Child(ChildOp { id, program, care, leave, key }) => {
+                write!(f, "child-{id} {care:?}, leave: {leave}, key: {key:?}, {program}")
             }
             Op::Finished { id, of, timeout } => {
                 write!(f, "finished-{id} of program {of} for {timeout:?}")

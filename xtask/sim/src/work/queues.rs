@@ -3,9 +3,12 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use everstep::{
-    EngineBuilder, Job, Queue, RunId,
+    Client, EngineBuilder, EnqueueItem, Job, Queue, RunId, Timestamp,
     prelude::*,
-    testing::simulation::{self, Rng},
+    testing::{
+        internal,
+        simulation::{self, Rng},
+    },
 };
 use serde::{Deserialize, Serialize};
 
@@ -22,9 +25,10 @@ use crate::oracle::{
 /// What is put into the queue. Whose it is, and how its handler goes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
-    run: String,
+    /// None if a client has put it in.
+    run: Option<String>,
     generation: u32,
-    /// Where in the run.
+    /// Where in the run, or which one of the clients.
     at: String,
     lasts: Duration,
     fails: u32,
@@ -37,7 +41,45 @@ impl Task {
     }
 
     fn run(&self) -> RunId {
-        self.run.parse().expect("the id of a run, as text")
+        match &self.run {
+            Some(run) => run.parse().expect("the id of a run, as text"),
+            None => of_clients(),
+        }
+    }
+}
+
+/// In place of the run of an item that a client has put in.
+fn of_clients() -> RunId {
+    internal::RunIds::new(0).next(Timestamp::from_millis(0))
+}
+
+/// An item that a client puts in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ClientItem {
+    /// Its own, or that of others with the same number for a dedupe key.
+    pub(crate) name: String,
+    pub(crate) dedupe: bool,
+    pub(crate) op: EnqueueOp,
+}
+
+impl ClientItem {
+    pub(crate) fn place(&self) -> Place {
+        Place { run: of_clients(), generation: 0, at: self.name.clone() }
+    }
+
+    /// Puts it in.
+    pub(crate) fn put(&self, queue: QueuePlan, client: &Client) -> EnqueueItem<Done> {
+        let (lasts, fails) = (self.op.lasts, self.op.fails);
+        let task = Task { run: None, generation: 0, at: self.name.clone(), lasts, fails };
+        let item = client.enqueue(queue.queue(), &task).priority(self.op.priority);
+        let item = match self.op.delay.is_zero() {
+            true => item,
+            false => item.delay(self.op.delay),
+        };
+        match self.dedupe {
+            true => item.dedupe(&self.name),
+            false => item,
+        }
     }
 }
 
@@ -93,6 +135,25 @@ impl QueuePlan {
             }
         }
         Some(plan)
+    }
+
+    /// The items that a client puts in.
+    pub(crate) fn draw_items(
+        &self,
+        rng: &mut Rng,
+        client: usize,
+        lease: Duration,
+    ) -> Vec<ClientItem> {
+        let count = rng.below(4);
+        let item = |number: u64| {
+            let dedupe = rng.below(2) == 0;
+            let name = match dedupe {
+                true => format!("item of all {}", rng.below(2)),
+                false => format!("item of client-{client} {number}"),
+            };
+            ClientItem { name, dedupe, op: self.draw_op(rng, 0, lease) }
+        };
+        (0..count).map(item).collect()
     }
 
     fn draw_op(&self, rng: &mut Rng, id: u32, lease: Duration) -> EnqueueOp {
@@ -155,7 +216,7 @@ impl EnqueueOp {
         at: String,
     ) -> Result<Enqueued> {
         let task = Task {
-            run: ctx.run_id().to_string(),
+            run: Some(ctx.run_id().to_string()),
             generation: ctx.generation(),
             at,
             lasts: self.lasts,

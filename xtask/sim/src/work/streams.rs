@@ -15,7 +15,7 @@ pub(crate) const OF_BODIES: &str = "bodies";
 pub(crate) const STATE: &str = "state";
 
 /// How many streams the code of a program has.
-const STREAMS: u64 = 2;
+pub(crate) const STREAMS: u64 = 2;
 
 /// The name of a stream of a program's own code.
 pub(crate) fn stream(number: u32) -> String {

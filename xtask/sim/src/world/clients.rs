@@ -67,6 +67,7 @@ pub(crate) fn begin(plan: &Arc<Plan>, server: &Arc<Server>, ledger: &Arc<Ledger>
 }
 
 /// A client, and what it writes down.
+#[derive(Clone)]
 pub(crate) struct Outside {
     pub(crate) client: Client,
     pub(crate) name: String,
@@ -88,6 +89,10 @@ impl Outside {
             Deed::Operate(operation) => self.operate(operation),
             Deed::Publish { event, key, body, dedupe } => self.publish(*event, *key, body, *dedupe),
             Deed::Settle { which, rejects } => self.settle_some(*which, *rejects),
+            Deed::Request { to, channel, message } => self.request(*to, *channel, message),
+            Deed::StartKeyed { keyed, origin } => self.start_keyed(*keyed, *origin),
+            Deed::Enqueue(item) => self.enqueue(item),
+            Deed::Schedule(number) => self.schedule(*number),
         }
     }
 
@@ -99,6 +104,11 @@ impl Outside {
         match simulation::block_on(start) {
             Ok(run) => {
                 self.found(program, &run);
+                self.ledger.is_started(run.id(), run.attached());
+                if run.input_differs() {
+                    let what = format!("run {} is said to have another input", run.id());
+                    self.ledger.violate(Promise::ToldStaysTrue, what);
+                }
                 Some(run)
             }
             Err(ClientError::KeyUsed { run, .. }) if self.ledger.may_be_deleted(run) => None,
@@ -117,8 +127,10 @@ impl Outside {
         if is_deleted {
             book.runs.insert(program, run.id());
         }
+        // The answer may be old: what it says was deleted since.
+        let is_old = book.requests.was_asked(run.id(), Request::Delete);
         drop(book);
-        if known != run.id() && !is_deleted {
+        if known != run.id() && !is_deleted && !is_old {
             let what = format!("`{}` was run {known}, and is run {} now", key(program), run.id());
             self.ledger.violate(Promise::ToldStaysTrue, what);
         }
@@ -207,10 +219,17 @@ impl Outside {
     /// Does something with the run of a program, if it is there.
     pub(crate) fn with_run(&self, program: usize, does: impl FnOnce(&RunHandle<u64>)) {
         let target = key(program);
+        let known = self.ledger.book().runs.get(&program).copied();
         let found = self.client.get_typed(PERFORM, ("perform", target.as_str()));
         let run = match simulation::block_on(found) {
             Ok(Some(run)) => run,
-            Ok(None) => return,
+            Ok(None) => {
+                if let Some(known) = known.filter(|run| !self.ledger.may_be_deleted(*run)) {
+                    let what = format!("`{target}` was run {known}, and is said not to be there");
+                    self.ledger.violate(Promise::ToldStaysTrue, what);
+                }
+                return;
+            }
             Err(error) => return self.expect_store_error("a look", &error),
         };
         self.found(program, &run);

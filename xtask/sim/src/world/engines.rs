@@ -4,13 +4,13 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use everstep::{
-    Client, Engine, EngineBuilder, EngineTools, Sabotage, WorkflowOptions,
+    Client, Engine, EngineBuilder, EngineTools, Retry, Sabotage, WorkflowOptions,
     testing::simulation::{self, Server, SimStore, SimThread},
 };
 
@@ -43,6 +43,8 @@ pub(crate) struct Engines {
     leaving: Mutex<Vec<bool>>,
     /// The processes that have shut down while nothing was wrong any more.
     signed_off: Mutex<BTreeSet<String>>,
+    /// How many processes have the code before the change.
+    unchanged: AtomicUsize,
 }
 
 /// Which code an engine has.
@@ -78,6 +80,7 @@ impl Engines {
             tools: Mutex::default(),
             leaving: Mutex::new(leaving),
             signed_off: Mutex::default(),
+            unchanged: AtomicUsize::new(0),
         })
     }
 
@@ -114,6 +117,11 @@ impl Engines {
         self.plan.sky.is_calm(simulation::time())
     }
 
+    /// Whether processes that begin now have the code after the change.
+    fn is_changed(&self) -> bool {
+        self.plan.changes_at.is_none_or(|at| simulation::time() >= at)
+    }
+
     fn supervise(self: &Arc<Engines>, number: usize) {
         let plan = &self.plan.engines[number];
         simulation::sleep(plan.begins);
@@ -138,6 +146,15 @@ impl Engines {
                 [(simulation::random() % 4) as usize],
         };
         let stays = plan.stays.filter(|_| !self.is_calm());
+        let is_changed = self.is_changed();
+        match is_changed {
+            true => {
+                while self.unchanged.load(Ordering::Relaxed) > 0 {
+                    simulation::sleep(LOOK);
+                }
+            }
+            false => _ = self.unchanged.fetch_add(1, Ordering::Relaxed),
+        }
         let process = simulation::new_process(&format!("engine-{number}.{life}"));
         process.set_clocks(plan.clocks);
         note(|| format!("engine-{number}.{life} begins, with version {version:?}"));
@@ -145,7 +162,7 @@ impl Engines {
         let (engines, of) = (self.clone(), process.clone());
         let host = process.spawn("host", move || {
             let name = format!("engine-{number}.{life}");
-            let code = engines.code(number, name);
+            let code = engines.code(number, name, is_changed);
             let builder = engines.builder(number, version, code.clone());
             let store = engines.server.open(&of, false);
             engines.host(number, &code, builder(store));
@@ -155,6 +172,7 @@ impl Engines {
             simulation::sleep(LOOK);
             let must_leave = self.is_closing()
                 || (self.is_calm() && version != Version::New)
+                || (self.is_changed() && !is_changed)
                 || stays.is_some_and(|stays| simulation::time() > begun + stays);
             if must_leave {
                 lock(&self.leaving)[number] = true;
@@ -162,10 +180,13 @@ impl Engines {
         }
         // What is left of it ends with it.
         process.exit();
+        if !is_changed {
+            self.unchanged.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// The code of a process.
-    fn code(&self, number: usize, process: String) -> Arc<Code> {
+    fn code(&self, number: usize, process: String, is_changed: bool) -> Arc<Code> {
         Arc::new(Code {
             programs: self.plan.programs.clone(),
             ledger: self.ledger.clone(),
@@ -173,6 +194,7 @@ impl Engines {
             is_fenced: self.plan.engines[number].is_fenced,
             gate: self.plan.gate,
             queue: self.plan.queue,
+            is_changed,
             client: OnceLock::new(),
         })
     }
@@ -185,7 +207,7 @@ impl Engines {
     ) -> impl FnOnce(Arc<SimStore>) -> EngineBuilder {
         let plan = self.plan.engines[number].clone();
         let (lease, sabotage) = (self.plan.lease, self.sabotage);
-        let (gate, queue) = (self.plan.gate, self.plan.queue);
+        let (gate, queue, run_retry) = (self.plan.gate, self.plan.queue, self.plan.run_retry);
         let (ledger, name) = (self.ledger.clone(), code.process.clone());
         move |store| {
             let builder = Engine::on(store).settings(|settings| {
@@ -207,6 +229,10 @@ impl Engines {
             let code = move |ctx, order| perform(code.clone(), ctx, order);
             let options = WorkflowOptions::new();
             let options = gate.map_or(options.clone(), |gate| gate.on_runs(options));
+            let options = match run_retry {
+                Some(retry) => options.retry(Retry::fixed(retry.attempts, retry.delay)),
+                None => options,
+            };
             match version {
                 Version::None => builder,
                 Version::Old => builder.register_fn_with(PERFORM, options, code),

@@ -48,6 +48,8 @@ pub(crate) enum Operation {
         program: usize,
         value: u32,
     },
+    /// Exports it, deletes it, and imports it again, if it has completed or was cancelled.
+    Reimport(usize),
     /// The same to all runs.
     Bulk {
         request: Request,
@@ -56,7 +58,7 @@ pub(crate) enum Operation {
 }
 
 /// The kinds of operations, each with how often it is drawn against the others.
-const KINDS: [(Kind, u64); 8] = [
+const KINDS: [(Kind, u64); 9] = [
     (Kind::Pause, 10),
     (Kind::Resume, 2),
     (Kind::Cancel, 3),
@@ -65,6 +67,7 @@ const KINDS: [(Kind, u64); 8] = [
     (Kind::Fork, 2),
     (Kind::Tag, 2),
     (Kind::Bulk, 2),
+    (Kind::Reimport, 2),
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +80,7 @@ enum Kind {
     Fork,
     Tag,
     Bulk,
+    Reimport,
 }
 
 /// Draws what the operators of a life do.
@@ -141,6 +145,7 @@ impl<'a> Draw<'a> {
                 },
             },
             Kind::Resume => Operation::Resume(program),
+            Kind::Reimport => Operation::Reimport(program),
             Kind::Cancel => Operation::Cancel { program, rollback: rng.below(2) == 0 },
             Kind::Retry => Operation::Retry(program),
             Kind::Delete => Operation::Delete { program, forget_key: rng.below(4) == 0 },
@@ -194,6 +199,9 @@ impl Outside {
             }
             Operation::Tag { program, value } => {
                 self.with_run(*program, |run| self.tag(run, *value))
+            }
+            Operation::Reimport(program) => {
+                self.with_run(*program, |run| self.reimport(*program, run))
             }
             Operation::Bulk { request, rollback } => self.bulk(*request, *rollback),
         }
@@ -278,6 +286,56 @@ impl Outside {
             }
             // One that has failed may have done so by its own code.
             Err(error) => self.refused(run, "a retry", &error, |_| true),
+        }
+    }
+
+    /// Exports a run whose end is final, deletes it, and imports it again.
+    fn reimport(&self, program: usize, run: &RunHandle<u64>) {
+        match simulation::block_on(run.status()) {
+            // One that has failed may be tried again meanwhile.
+            Ok(RunStatus::Completed | RunStatus::Cancelled) => {}
+            Ok(_) => return,
+            Err(error) => return self.refused(run, "a look", &error, |_| false),
+        }
+        let file = match simulation::block_on(run.export()) {
+            Ok(file) => file,
+            Err(error) => return self.refused(run, "an export", &error, |_| false),
+        };
+        if self.import(run, &file) == Some(true) && !self.ledger.may_be_deleted(run.id()) {
+            let what = format!("run {} was imported beside itself", run.id());
+            self.ledger.violate(Promise::ToldStaysTrue, what);
+        }
+        self.delete(program, run, true);
+        let mut book = self.ledger.book();
+        let is_deleted = book.requests.deleted.remove(&run.id());
+        let deletes = book.requests.count(run.id(), Request::Delete).begun;
+        if is_deleted {
+            book.requests.imported.insert(run.id(), None);
+            drop(book);
+            if self.import(run, &file) == Some(true) {
+                let imported = Some((file, deletes));
+                self.ledger.book().requests.imported.insert(run.id(), imported);
+            }
+        }
+    }
+
+    /// Whether the run was imported; none if the client was not told.
+    fn import(&self, run: &RunHandle<u64>, file: &[u8]) -> Option<bool> {
+        match simulation::block_on(self.client.import(file)) {
+            Ok(imported) => {
+                note(|| format!("run {} is imported", run.id()));
+                let is_same = imported.id() == run.id();
+                if !is_same {
+                    let what = format!("run {} was imported as {}", run.id(), imported.id());
+                    self.ledger.violate(Promise::ToldStaysTrue, what);
+                }
+                Some(true)
+            }
+            Err(ClientError::Taken { .. }) => Some(false),
+            Err(error) => {
+                self.expect_store_error("an import", &error);
+                None
+            }
         }
     }
 

@@ -136,8 +136,13 @@ impl Core {
         {
             return version;
         }
-        let old = st.history.any_unclaimed(scope).is_some();
-        let version = if old { 1 } else { latest };
+        // Code without this gate has gone past it if it made something after it in this scope. Where the
+        // scope ends with the gate (a branch of a join), it has if it took a later completion, or made
+        // anything with those that are taken by now.
+        let is_past = st.history.any_unclaimed(scope).is_some()
+            || !st.replay.is_empty()
+            || st.history.any_unclaimed_since(st.taken_by_code);
+        let version = if is_past { 1 } else { latest };
         if st.mode != Mode::Collect {
             let entry = op.ended(self.now(), EntryValue::Version(version));
             st.insert_entry(id, entry);

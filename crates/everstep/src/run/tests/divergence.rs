@@ -11,6 +11,7 @@ use crate::{
     commit::RunStatus,
     ctx::{
         Ctx,
+        composite::branch,
         step::{Step, StepCall},
     },
     error::Result,
@@ -210,6 +211,40 @@ fn a_removed_step_is_passed_over() {
     assert_eq!(hands::starts(), ["a", "b", "c"]);
 }
 
+/// A step that was made after a removed one is made as early as that by the new code. If other branches
+/// had taken results in between, this looked like a step that was moved, and the run was paused.
+#[test]
+fn a_removed_step_of_one_branch_is_passed_over_beside_results_of_another() {
+    let code = |is_removed: bool| {
+        workflow(move |ctx: Ctx| async move {
+            let one = async |ctx: Ctx| {
+                match is_removed {
+                    true => ctx.removed("b", EntryKind::Step),
+                    false => _ = work(&ctx, "b").await?,
+                }
+                work(&ctx, "c").await?;
+                Ok(())
+            };
+            let other = async |ctx: Ctx| {
+                work(&ctx, "d").await?;
+                nap(&ctx, "nap").await
+            };
+            ctx.join("both", (branch("one", one), branch("other", other))).await?;
+            work(&ctx, "e").await
+        })
+    };
+    let mut owner = Owner::start(code(false));
+    owner.settle();
+    owner.finish("both/other/d");
+    owner.finish("both/one/b");
+    owner.finish("both/one/c");
+    owner.deploy(code(true));
+    owner.finish_all();
+    assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
+    assert_eq!(hands::violation(), None);
+    assert_eq!(hands::starts(), ["both/one/b", "both/other/d", "both/one/c", "e"]);
+}
+
 #[test]
 fn a_removed_sleep_is_passed_over() {
     goes_on_with(workflow(|ctx: Ctx| async move {
@@ -250,6 +285,44 @@ fn a_version_gate_keeps_an_old_run_on_the_old_way() {
     let owner = goes_on_with(gated());
     assert_eq!(hands::starts(), ["a", "b", "c"]);
     assert!(owner.entry("with-extra").is_some(), "what it gave is recorded");
+}
+
+/// The gate looked for later entries of its own scope alone. At the end of a branch there are none, so a
+/// run that was past the whole join went the new way in it, and was paused as diverged.
+#[test]
+fn a_version_gate_at_the_end_of_a_branch_keeps_an_old_run_on_the_old_way() {
+    let code = |is_gated: bool| {
+        workflow(move |ctx: Ctx| async move {
+            let one = async |ctx: Ctx| {
+                work(&ctx, "a").await?;
+                if is_gated && ctx.version("with-extra", 2) >= 2 {
+                    work(&ctx, "extra").await?;
+                }
+                Ok(())
+            };
+            let other = async |ctx: Ctx| {
+                work(&ctx, "b").await?;
+                work(&ctx, "c").await?;
+                Ok(())
+            };
+            ctx.join("both", (branch("one", one), branch("other", other))).await?;
+            nap(&ctx, "nap").await?;
+            work(&ctx, "d").await
+        })
+    };
+    let all = ["both/one/a", "both/other/b", "both/other/c"];
+    for order in [[1, 2, 0], [0, 1, 2], [1, 0, 2]] {
+        let mut owner = Owner::start(code(false));
+        owner.settle();
+        for number in order {
+            owner.finish(all[number]);
+        }
+        owner.deploy(code(true));
+        owner.finish_all();
+        assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)), "{order:?}");
+        assert_eq!(hands::violation(), None);
+        assert!(!hands::starts().contains(&"both/one/extra".to_owned()), "{order:?}");
+    }
 }
 
 #[test]

@@ -150,3 +150,17 @@ fn sleeps_of_days_are_struck_too() {
         .run();
     assert!(report.crashes > 0, "{report}");
 }
+
+/// A test with a range that was written wrong passed, and had simulated nothing.
+#[test]
+#[should_panic(expected = "the range of seeds 5..5 is empty")]
+fn an_empty_range_of_seeds_is_refused() {
+    _ = orders().seeds(5..5);
+}
+
+/// The second fake of a type replaced the first for bodies, and the checks saw the first.
+#[test]
+#[should_panic(expected = "there is a fake of")]
+fn two_fakes_of_one_type_are_refused() {
+    _ = orders().fake(Payments::default);
+}

@@ -24,7 +24,9 @@ use uuid::Uuid;
 
 use super::{self as simulation, SimProcess, Sky};
 use crate::{
+    commit::{ClaimedItem, Commit, Effect, InboxKind, QueueDone, QueueWrite, Settled},
     run_id::RunNo,
+    sabotage::Sabotage,
     store::{
         Applied, Batch, InboxRow, MemoryStore, NewRunner, Outcome, Store, StoreError, WakeFn,
         WakeGuard, Write,
@@ -54,6 +56,18 @@ pub struct Counts {
     pub wakes_dropped: AtomicU64,
 }
 
+/// A turn that an operation was given under the rate of a limit, without a place.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    pub limit: String,
+    pub key: String,
+    pub run: RunNo,
+    /// The location of the operation.
+    pub operation: String,
+    /// When it may go on.
+    pub at: Timestamp,
+}
+
 /// The store itself.
 pub struct Server {
     pub data: MemoryStore,
@@ -66,6 +80,12 @@ pub struct Server {
     ppm: i64,
     /// Waits that ran out of time over a message that was there: what was seen when it was written.
     pub passed_over: Mutex<Vec<String>>,
+    /// All turns under rates that were given, in order.
+    pub turns: Mutex<Vec<Turn>>,
+    /// What it breaks on purpose.
+    sabotage: Mutex<Option<Sabotage>>,
+    /// The items that were claimed last, for [`Sabotage::DoubleClaim`].
+    claimed: Mutex<Vec<ClaimedItem>>,
     /// What has changed the data, in order, if that is wanted.
     pub changes: Option<Mutex<Vec<Change>>>,
     /// Waits that ran out over a message that was there, and that no code has taken so far.
@@ -98,11 +118,28 @@ impl Server {
             ahead_ms,
             ppm,
             passed_over: Mutex::default(),
+            turns: Mutex::default(),
+            sabotage: Mutex::default(),
+            claimed: Mutex::default(),
             changes: keeps_changes.then(Mutex::default),
             suspects: Mutex::default(),
             network: simulation::new_process("network"),
             runners: Mutex::default(),
         })
+    }
+
+    /// Has it break a promise of stores on purpose.
+    #[cfg(feature = "sabotage")]
+    pub fn sabotage(&self, sabotage: Option<Sabotage>) {
+        *lock(&self.sabotage) = sabotage;
+    }
+
+    /// The time that counts for what is in the store: that of a database, or the right one.
+    pub fn now(&self) -> Timestamp {
+        match self.kind {
+            Kind::File => simulation::right_time().into(),
+            Kind::Database => self.time(),
+        }
     }
 
     /// The way of a process to the store. Nothing goes wrong on one that is sheltered.
@@ -127,7 +164,15 @@ impl Server {
     /// that is there. It counts once the code takes it: a wait that was given up may have run out.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         let unread: Vec<_> = batch.writes.iter().map(|write| self.passed_over(write)).collect();
-        let applied = self.data.commit(batch)?;
+        let mut applied = self.data.commit(batch)?;
+        let broken = *lock(&self.sabotage);
+        for (write, outcome) in batch.writes.iter().zip(&mut applied.outcomes) {
+            match broken {
+                Some(Sabotage::DoubleClaim) => self.claim_twice(write, outcome),
+                Some(Sabotage::SecondValue) => accept_second(outcome),
+                _ => {}
+            }
+        }
         let mut suspects = lock(&self.suspects);
         for (write, (passed_over, outcome)) in
             batch.writes.iter().zip(unread.into_iter().zip(&applied.outcomes))
@@ -135,6 +180,7 @@ impl Server {
             let (Write::Commit(commit), Outcome::Committed(_)) = (write, outcome) else {
                 continue;
             };
+            self.note_turns(commit);
             suspects.extend(passed_over.into_iter().map(|(at, what)| ((commit.run, at), what)));
             for (at, is_taken) in commit.puts.iter().filter_map(internal::timed_out_at) {
                 if is_taken && let Some(what) = suspects.remove(&(commit.run, at)) {
@@ -143,6 +189,46 @@ impl Server {
             }
         }
         Ok(applied)
+    }
+
+    /// Notes the turns that operations were given by a commit.
+    fn note_turns(&self, commit: &Commit) {
+        for effect in &commit.effects {
+            let Effect::Acquire(acquire) = effect else {
+                continue;
+            };
+            if acquire.holds {
+                continue;
+            }
+            let inbox = self.data.inbox(commit.run, 0).unwrap_or_default();
+            let mut grants = inbox.iter().filter(|row| row.kind == InboxKind::LimitGrant);
+            let grant = grants.find(|row| row.wait.as_deref() == Some(&acquire.key[..]));
+            if let Some(at) = grant.and_then(|row| internal::decode_turn(&row.body)) {
+                lock(&self.turns).push(Turn {
+                    limit: acquire.limit.clone(),
+                    key: acquire.limit_key.clone(),
+                    run: commit.run,
+                    operation: internal::location_of(&acquire.key),
+                    at,
+                });
+            }
+        }
+    }
+
+    /// A worker that finds no item is given those that another one has.
+    fn claim_twice(&self, write: &Write, outcome: &mut Outcome) {
+        let (Write::Queue(write), Outcome::Queue(QueueDone::Claimed(claimed))) = (write, outcome)
+        else {
+            return;
+        };
+        let QueueWrite::Claim(wanted) = &**write else {
+            return;
+        };
+        let mut last = lock(&self.claimed);
+        match claimed.items.is_empty() {
+            false => last.clone_from(&claimed.items),
+            true => claimed.items.extend(last.drain(..).take(wanted.max)),
+        }
     }
 
     /// Messages that are unread, and that this write does not take though it is the end of a wait for
@@ -186,6 +272,13 @@ impl Server {
             counts.unknown_outcomes.fetch_add(1, Ordering::Relaxed);
         }
         error
+    }
+}
+
+/// A second value of a deferred is said to be the first one.
+fn accept_second(outcome: &mut Outcome) {
+    if let Outcome::Settled(settled @ Settled::Already { .. }) = outcome {
+        *settled = Settled::First;
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
     },
     work::{
         Order, PERFORM, key,
+        keys::child_key,
         program::{Care, ChildOp},
     },
 };
@@ -24,6 +25,13 @@ impl Stage<'_> {
         let origin = self.place(&name).number();
         let order = Order { child: op.id, origin, carry: 0, ..self.order };
         let mut child = ctx.child(PERFORM.version(op.program.version), order);
+        if let Some(key) = op.key {
+            child = child.key(child_key(key));
+            self.code.ledger.book().child_keys.insert(self.place(&name), key);
+        }
+        let is_closed = !op.leave && op.key.is_none() && op.care != Care::Detached;
+        let birth = (self.ctx.run_id(), is_closed);
+        self.code.ledger.book().births.insert(origin, birth);
         if op.leave {
             child = child.close(Close::Leave);
         }
@@ -38,6 +46,9 @@ impl Stage<'_> {
                 }
             },
         };
+        if let (Some(key), ChildEnd::Started(run)) = (op.key, end) {
+            self.code.ledger.key_is_of(key, run);
+        }
         self.take(&name, Got::Child(end));
         Ok(())
     }

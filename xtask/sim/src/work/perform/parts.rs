@@ -19,6 +19,16 @@ impl<'a> Stage<'a> {
     /// Performs the parts of the operation of this name.
     pub(super) async fn parts(&self, name: &str, how: How, parts: &[Vec<Op>]) -> Result<()> {
         let got = match how {
+            How::Gate => {
+                // Before the change, and in a run that was past this place by then, there is nothing here.
+                let version = format!("{name}-version");
+                if !self.code.is_changed || self.ctx.version(&version, 2) < 2 {
+                    return Ok(());
+                }
+                let ops = parts.first().map_or(&[][..], Vec::as_slice);
+                self.inside(name, self.ctx.scope(name)).ops(ops).await?;
+                Got::Time
+            }
             How::Join => {
                 self.ctx.join(name, self.branches(name, parts, false)).await?;
                 Got::Time
