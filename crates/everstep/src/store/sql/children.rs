@@ -123,11 +123,6 @@ impl<T: SqlTables> ChildTables for InSql<T> {
     }
 
     fn put_child(&mut self, child: &ChildRow) -> Result<(), T::Error> {
-        // It may have ended since it was read, and then there is no row of it.
-        let is_live = self.head(child.run)?.is_some_and(|head| !head.status.is_terminal());
-        if !is_live {
-            return Ok(());
-        }
         let Waiter { run: parent, generation, key } = &child.parent;
         let (close, awaited) = (child.close.code(), child.awaited);
         let row = params![child.run, parent, generation, key, close, awaited];
