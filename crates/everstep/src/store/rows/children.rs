@@ -10,7 +10,7 @@ pub struct ChildRow {
     pub run: RunNo,
     /// The operation of the parent that started the child.
     pub parent: Waiter,
-    /// What becomes of the child when the parent is over.
+    /// Whether the child is cancelled when the parent is over.
     pub close: Close,
     /// Whether that operation waits for the end of the child.
     pub awaited: bool,

@@ -47,7 +47,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// A run that nobody has taken up, due at `available_at`; or, without it, in its owner's
+    /// A run that no owner has taken up, due at `available_at`; or, without it, in its owner's
     /// memory from the first moment.
     pub(crate) fn new(id: RunId, pool: PoolNo, available_at: Option<Timestamp>) -> Head {
         Head {
@@ -76,7 +76,7 @@ impl Head {
     }
 }
 
-/// What a write of a run's row changes. Every variant comes with the whole [`Head`] as it is from now
+/// A change of a run's row. Every variant comes with the whole [`Head`] as it is from now
 /// on, and names the columns of it that differ from the stored ones: a store may write those alone,
 /// or all of them.
 ///
@@ -108,7 +108,7 @@ pub enum RunChange<'a> {
     Status {
         /// The reason why the run waits.
         waiting: Option<&'a str>,
-        /// What becomes of `recoveries`.
+        /// Whether `recoveries` is kept or cleared.
         recoveries: Recoveries,
     },
     /// The columns of [`Status`](Self::Status). Clears `waiting`, and writes `error`.
@@ -171,7 +171,7 @@ pub struct Labels {
     pub tags: Vec<(String, String)>,
 }
 
-/// What is stored under the key of a run.
+/// The entry of a key: the run that has it, or a tombstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keyed {
     /// A run.
@@ -180,7 +180,7 @@ pub enum Keyed {
     Deleted(Tombstone),
 }
 
-/// What is left of a key whose run was deleted.
+/// The tombstone of a key whose run was deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tombstone {
     /// The run.
@@ -192,7 +192,7 @@ pub struct Tombstone {
 }
 
 impl Tombstone {
-    /// What a delete leaves of the key; nothing if it is to be free.
+    /// The tombstone that a delete leaves under the key; `None` if the key becomes free.
     pub(crate) fn of(run: RunId, delete: &Delete, now: Timestamp) -> Option<Tombstone> {
         let kept_until = delete.key_kept_until.filter(|until| *until > now)?;
         Some(Tombstone { run, deleted_at: now, kept_until })
@@ -211,7 +211,7 @@ impl Tombstone {
 
 /// The rows of runs, with their keys, tags, entries and values.
 pub trait RunTables {
-    /// What can go wrong. [`apply`](super::apply) gives it to the store that called it.
+    /// The error of the store. [`apply`](super::apply) gives it to the store that called it.
     type Error;
 
     /// The time of the batch: [`Batch::now`].
@@ -311,8 +311,8 @@ pub trait RunTables {
     /// Writes values that a run sets for clients, in place of those with the same key.
     fn write_state(&mut self, run: RunNo, state: &[(String, Vec<u8>)]) -> Result<(), Self::Error>;
 
-    /// Runs the body of a user's transaction (`ctx.transaction`, `ctx.pg_transaction`). What became of
-    /// it is in `transaction`. These bodies are for the SQL stores of this crate: another store calls
+    /// Runs the body of a user's transaction (`ctx.transaction`, `ctx.pg_transaction`). The outcome is
+    /// kept in `transaction`. These bodies are for the SQL stores of this crate: another store calls
     /// [`Transaction::refuse`], which fails the step with a reason.
     fn call(&mut self, transaction: &Transaction) -> Result<(), Self::Error>;
 
