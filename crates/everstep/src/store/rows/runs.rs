@@ -35,9 +35,11 @@ pub struct Head {
     pub cancel: Option<CancelRequest>,
     /// The highest number of a stored entry, or a lower bound of it.
     pub last_number: u64,
-    /// Whether `last_number` is exact. It is a lower bound after a reopening; in a row that is paused
-    /// after a reopening, until its owner commits again; and when a store reads a row that is
-    /// [`Running`](RunStatus::Running) and has not kept [`RunChange::Nothing`].
+    /// Whether `last_number` is the highest number itself (`true`) or only a lower bound of it (`false`).
+    /// A store saves this mark with the row, as [`write_run`](RunTables::write_run) gave it. One case is
+    /// the store's own: a store that does not save the number of [`RunChange::Nothing`] must read a
+    /// [`Running`](RunStatus::Running) row back with `false`. The rules give `false` for a run that was
+    /// reopened, until its owner commits again.
     pub last_number_exact: bool,
     /// The earliest time at which a paused run may go on: a delayed start, or the next attempt of a
     /// run, keeps its time through a pause.
@@ -221,9 +223,14 @@ pub trait RunTables {
     /// end.
     fn notices(&mut self) -> &mut Vec<Notice>;
 
-    /// Whether the row of the runner has this epoch. It must not change before the batch is durable.
-    /// From then on the batch is written by this runner. The first call of a batch that has a fence;
-    /// not called for others, which no runner writes.
+    /// Checks the fence of the batch: reads the row of the runner `fence.runner`, and returns whether its
+    /// epoch is `fence.epoch`. `false` also if the runner has no row.
+    ///
+    /// This is the first call for a batch that has a fence. It is not called for a batch without one,
+    /// which a client writes. If it returns `true`, the store must keep the row of the runner unchanged
+    /// until the batch is durable (by a lock, if it has several writers), and [`owns`](Self::owns)
+    /// answers for this runner. If it returns `false`, the commits and emissions of the batch are refused,
+    /// and its other writes are made.
     fn hold_fence(&mut self, fence: Fence) -> Result<bool, Self::Error>;
 
     /// Shows the whole batch before anything is read: a store with several writers can lock what the
@@ -242,7 +249,14 @@ pub trait RunTables {
     /// The row of a run as it is now, locked.
     fn head(&mut self, run: RunNo) -> Result<Option<Head>, Self::Error>;
 
-    /// What is stored under a key, locked. A tombstone that is over may be given, or not.
+    /// Looks up the key of a run of this workflow. Returns the run that has the key, or the tombstone of
+    /// the run that had it; `None` if the key was never used or is free again.
+    ///
+    /// It is called for a start with a key, and for every write that names a run by its key. A row that is
+    /// found is locked. A store with several writers must also keep two batches from both taking a key
+    /// that is free: by a lock on the key, or by a unique constraint, after whose violation it applies the
+    /// batch again. A tombstone [whose time is over](Tombstone::is_over) may be returned or left out: it
+    /// means the same as `None`.
     fn keyed(&mut self, workflow: &str, key: &str) -> Result<Option<Keyed>, Self::Error>;
 
     /// Whether this is the number of a deleted run of which something is still stored.
