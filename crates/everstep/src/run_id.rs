@@ -142,6 +142,11 @@ impl RunId {
         self.0
     }
 
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+
     /// The run id that this UUID is, if it is of version 7.
     pub fn from_uuid(uuid: Uuid) -> Option<RunId> {
         (uuid.get_version_num() == 7).then_some(RunId(uuid))

@@ -667,7 +667,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
 ];
 
-/// SQL for a rule. Parameters are `$1`, `$2` ..; `item` reads the number of a queue item from the
+/// SQL for a rule. Parameters are `?1`, `?2` ..; `item` reads the number of a queue item from the
 /// operation of a place.
 #[cfg_attr(not(any(feature = "sqlite", feature = "postgres")), expect(dead_code))]
 pub(crate) mod sql {
@@ -680,7 +680,7 @@ pub(crate) mod sql {
     }
 
     fn places(count: usize) -> String {
-        let places: Vec<String> = (1..=count).map(|no| format!("${no}")).collect();
+        let places: Vec<String> = (1..=count).map(|no| format!("?{no}")).collect();
         places.join(", ")
     }
 
@@ -745,7 +745,7 @@ pub(crate) mod sql {
 
     fn this_row(rule: &Rule) -> String {
         let conditions: Vec<String> =
-            rule.key.iter().zip(1..).map(|((name, _), no)| format!("t.{name} = ${no}")).collect();
+            rule.key.iter().zip(1..).map(|((name, _), no)| format!("t.{name} = ?{no}")).collect();
         conditions.join(" AND ")
     }
 
@@ -778,8 +778,8 @@ pub(crate) mod sql {
     }
 
     /// What removes an entry: the run, its key, and its value as it was seen.
-    pub(crate) const REMOVE_ENTRY: &str = "DELETE FROM everstep_history AS t WHERE t.run = $1 \
-        AND t.key = $2 AND t.value = $3 \
+    pub(crate) const REMOVE_ENTRY: &str = "DELETE FROM everstep_history AS t WHERE t.run = ?1 \
+        AND t.key = ?2 AND t.value = ?3 \
         AND EXISTS (SELECT 1 FROM everstep_runs WHERE no = t.run AND generation = t.generation \
         AND status = 4) \
         AND NOT EXISTS (SELECT 1 FROM everstep_event_waiters AS wait WHERE wait.run = t.run \
@@ -788,10 +788,10 @@ pub(crate) mod sql {
         AND wait.generation = t.generation AND wait.key = t.key) \
         AND NOT EXISTS (SELECT 1 FROM everstep_inbox WHERE everstep_inbox.run = t.run AND everstep_inbox.wait = t.key)";
 
-    pub(crate) const FORGET_NUMBER: &str = "UPDATE everstep_runs SET last_number = NULL WHERE no = $1 \
-        AND last_number = $2 AND status NOT IN (1, 3)";
+    pub(crate) const FORGET_NUMBER: &str = "UPDATE everstep_runs SET last_number = NULL WHERE no = ?1 \
+        AND last_number = ?2 AND status NOT IN (1, 3)";
 
-    pub(crate) const SHARD: &str = "UPDATE everstep_runs SET shard = $3 WHERE no = $1 AND shard = $2 \
+    pub(crate) const SHARD: &str = "UPDATE everstep_runs SET shard = ?3 WHERE no = ?1 AND shard = ?2 \
         AND status NOT IN (1, 2, 3)";
 }
 

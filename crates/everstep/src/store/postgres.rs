@@ -491,9 +491,8 @@ impl PostgresStore {
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
         self.on_connection(limits, |conn| {
             let session = Session::new(conn);
-            for Op { sql, params } in conn.begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            {
-                session.execute(sql, params);
+            for op in conn.begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY") {
+                session.push(op);
             }
             let read = query(&session);
             let ended = session.finish("COMMIT");
@@ -568,8 +567,8 @@ impl PostgresStore {
         self.require_current()?;
         self.on_connection(self.limits_for_lease(), |conn| {
             let session = Session::new(conn);
-            for Op { sql, params } in conn.begin(conn::BEGIN) {
-                session.execute(sql, params);
+            for op in conn.begin(conn::BEGIN) {
+                session.push(op);
             }
             change(&session)
         })
@@ -649,8 +648,8 @@ impl PostgresStore {
             Err(trouble) => return Ok(Attempt::Undone(trouble)),
         };
         let session = Session::new(&held);
-        for Op { sql, params } in begin {
-            session.execute(sql, params);
+        for op in begin {
+            session.push(op);
         }
         session.mark(mark);
         let value = match change(&session, before.as_ref()) {
@@ -845,7 +844,7 @@ impl PostgresStore {
 }
 
 fn session_rollback(conn: &dyn Port) -> Result<(), Trouble> {
-    conn.run(vec![Op::new("ROLLBACK", Vec::new())]).map(drop)
+    conn.run(vec![Op::new("ROLLBACK", &[])]).map(drop)
 }
 
 fn is_fatal(error: &StoreError) -> bool {
@@ -933,11 +932,7 @@ impl Store for PostgresStore {
             let sql = format!("SELECT {}, {}", conn::CLOCK, conn::IDENTITY);
             let asked = conn::Asked::now();
             let beat = runners::heartbeat(fence, clock, lease);
-            let answers = session.queries(vec![
-                beat,
-                Op::new(sql, Vec::new()),
-                Op::new("COMMIT", Vec::new()),
-            ])?;
+            let answers = session.queries(vec![beat, Op::new(sql, &[]), Op::new("COMMIT", &[])])?;
             let first = |answer: usize| answers.get(answer).and_then(|rows| rows.first());
             let seen = match first(1) {
                 Some(row) => Some((row.get::<i64>(0)?, Identity::read(row, 1)?)),
@@ -1038,7 +1033,7 @@ impl Store for PostgresStore {
         let time = self.read(|session| {
             let asked = conn::Asked::now();
             let sql = format!("SELECT {}", conn::CLOCK);
-            let now = session.row(sql, Vec::new(), |row| row.get::<i64>(0))?;
+            let now = session.row(sql, &[], |row| row.get::<i64>(0))?;
             Ok(now.map(|now| asked.answered(now)))
         })?;
         self.note_time(time);

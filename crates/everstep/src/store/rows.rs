@@ -24,7 +24,7 @@
 //! - **Atomic.** All calls of one [`apply`] belong to one transaction. Either all rows that were
 //!   written become durable, or none does. When a method returns an error, [`apply`] stops at once and
 //!   returns it, and the store must roll back.
-//! - **Isolated.** Between the first call and the commit, nobody else changes a row that was read or
+//! - **Isolated.** Between the first call and the commit, no other transaction changes a row that was read or
 //!   written. A store with one writer at a time has nothing to do for that. A store with several
 //!   writers locks: the row of a run when [`head`](RunTables::head) reads it, and what the docs of a
 //!   method name as locked. [`RunTables::prepare`] shows the whole batch beforehand, so that locks can

@@ -13,7 +13,7 @@ use std::{
 use self::{
     ahead::Ahead,
     bulk::Bulk,
-    value::{BadValue, Row, Value},
+    value::{BadValue, Param, Row},
 };
 use crate::{
     run_id::{RunNo, ShardId},
@@ -51,7 +51,8 @@ pub(crate) mod value;
 
 /// A transaction: statements in order, rows back. What is read shows what was written.
 ///
-/// Parameters are `$1`, `$2` and so on.
+/// Parameters are `?1`, `?2` and so on: SQLite binds these by number, without asking for names. The
+/// PostgreSQL store writes them as `$1` and `$2` when it prepares a statement.
 pub(crate) trait Sql {
     type Error: From<BadValue>;
 
@@ -65,18 +66,18 @@ pub(crate) trait Sql {
     fn execute(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
     ) -> Result<(), Self::Error>;
 
     /// Executes a statement now; how many rows it has changed.
     fn execute_now(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
     ) -> Result<usize, Self::Error>;
 
     /// Writes a row, now or together with others of the same statement.
-    fn put(&self, bulk: &'static Bulk, row: Vec<Value>) -> Result<(), Self::Error>;
+    fn put(&self, bulk: &'static Bulk, row: &[Param<'_>]) -> Result<(), Self::Error>;
 
     /// Keeps rows that were put apart from those that come: no statement is about both.
     fn barrier(&self) {}
@@ -88,7 +89,7 @@ pub(crate) trait Sql {
     fn rows<T>(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
         read: impl FnMut(&dyn Row) -> Result<T, BadValue>,
     ) -> Result<Vec<T>, Self::Error> {
         let mut found = Vec::new();
@@ -100,7 +101,7 @@ pub(crate) trait Sql {
     fn row<T>(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
         read: impl FnOnce(&dyn Row) -> Result<T, BadValue>,
     ) -> Result<Option<T>, Self::Error> {
         let mut found = None;
@@ -112,7 +113,7 @@ pub(crate) trait Sql {
     fn exists(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
     ) -> Result<bool, Self::Error> {
         self.row(sql, params, |_| Ok(())).map(|row| row.is_some())
     }
@@ -121,7 +122,7 @@ pub(crate) trait Sql {
     fn count(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
     ) -> Result<u64, Self::Error> {
         let count = self.row(sql, params, |row| row.get(0))?;
         Ok(count.unwrap_or(0))
@@ -165,7 +166,7 @@ pub(crate) trait Sql {
 /// A query, and what takes in its rows until it has enough.
 pub(crate) struct Query<'q> {
     pub(crate) sql: Cow<'static, str>,
-    pub(crate) params: Vec<Value>,
+    pub(crate) params: &'q [Param<'q>],
     pub(crate) take: Take<'q>,
 }
 
@@ -174,7 +175,7 @@ type Take<'q> = Box<dyn FnMut(&dyn Row) -> Result<ControlFlow<()>, BadValue> + '
 impl<'q> Query<'q> {
     pub(crate) fn new(
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &'q [Param<'q>],
         take: impl FnMut(&dyn Row) -> Result<ControlFlow<()>, BadValue> + 'q,
     ) -> Query<'q> {
         Query { sql: sql.into(), params, take: Box::new(take) }
@@ -183,7 +184,7 @@ impl<'q> Query<'q> {
     /// Puts all rows into a list.
     pub(crate) fn all<T>(
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &'q [Param<'q>],
         list: &'q mut Vec<T>,
         mut read: impl FnMut(&dyn Row) -> Result<T, BadValue> + 'q,
     ) -> Query<'q> {
@@ -196,7 +197,7 @@ impl<'q> Query<'q> {
     /// Keeps the first row, if there is one.
     pub(crate) fn first<T>(
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &'q [Param<'q>],
         found: &'q mut Option<T>,
         read: impl FnOnce(&dyn Row) -> Result<T, BadValue> + 'q,
     ) -> Query<'q> {

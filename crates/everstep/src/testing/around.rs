@@ -1,5 +1,5 @@
-//! Stores around another one: what every such store does with a call is said once, in
-//! [`Around::around`], and all methods of [`Store`] follow from it.
+//! Stores around another one: such a store implements one method, [`Around::around`], which every
+//! call goes through, and all methods of [`Store`] follow from it.
 //!
 //! A new method of [`Store`] is added here, and no store of a test or of the simulation changes.
 

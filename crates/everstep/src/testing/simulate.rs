@@ -148,7 +148,7 @@ impl Simulated {
     }
 }
 
-/// What many worlds have shown.
+/// The result of a simulation: counts over all worlds, and the failures.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SimulationReport {
@@ -172,7 +172,7 @@ pub struct SimulationReport {
 pub struct SimulationFailure {
     /// Its seed: `.seeds(seed..seed + 1)` repeats it.
     pub seed: u64,
-    /// What was wrong.
+    /// The violations that were found, one text each.
     pub what: Vec<String>,
     /// One line for each scheduling step: time, process, thread, and the point where it had stopped.
     pub trace: String,
@@ -425,7 +425,7 @@ impl Simulation {
     }
 }
 
-/// What became of one seed.
+/// The result of one seed.
 struct Life {
     report: Report,
     store_errors: u64,

@@ -51,7 +51,7 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
     spawned.expect("a simulation always has threads");
 }
 
-/// A number that nobody can foresee but the seed.
+/// A random number that follows from the seed.
 pub fn random() -> u64 {
     crate::seam::random()
 }

@@ -34,10 +34,13 @@ impl ChildTables for Data {
     }
 
     fn take_watchers(&mut self, run: RunNo) -> Result<Vec<Waiter>, Infallible> {
-        let all = std::mem::take(&mut self.children.watchers);
-        let (taken, rest) = all.into_iter().partition(|(watched, _)| *watched == run);
-        self.children.watchers = rest;
-        let taken: BTreeSet<(RunNo, Waiter)> = taken;
+        let watchers = &mut self.children.watchers;
+        let first = (run, Waiter::first_of(RunNo(i64::MIN)));
+        let of_run = watchers.range(first..).take_while(|(watched, _)| *watched == run);
+        let taken: Vec<(RunNo, Waiter)> = of_run.cloned().collect();
+        for watcher in &taken {
+            watchers.remove(watcher);
+        }
         Ok(taken.into_iter().map(|(_, waiter)| waiter).collect())
     }
 

@@ -1,7 +1,7 @@
 //! The items of queues in memory, in the orders in which they are looked for.
 
 use super::{
-    rows::{HOLDERS, ItemHead, ItemNews, ItemWait, QueueTables, ReadyItem, Waiter, WaitsOf},
+    rows::{HOLDERS, ItemHead, ItemNews, ItemWait, Of, QueueTables, ReadyItem, Waiter, WaitsOf},
     *,
 };
 use crate::ItemId;
@@ -299,11 +299,19 @@ impl QueueTables for Data {
     }
 
     fn take_waits(&mut self, of: WaitsOf<'_>) -> Result<Vec<ItemWait>, Infallible> {
-        let all = std::mem::take(&mut self.queues.waits);
-        let (taken, rest): (BTreeMap<_, _>, _) =
-            all.into_iter().partition(|(_, wait)| of.includes(wait));
-        self.queues.waits = rest;
-        Ok(taken.into_values().collect())
+        let waits = &mut self.queues.waits;
+        let waiters: Vec<Waiter> = match of {
+            WaitsOf::Of(Of::Operation(waiter)) => vec![waiter.clone()],
+            WaitsOf::Of(Of::Run(run)) => {
+                let from_run = waits.range(Waiter::first_of(run)..).map(|(waiter, _)| waiter);
+                from_run.take_while(|waiter| waiter.run == run).cloned().collect()
+            }
+            WaitsOf::Item(item) => {
+                let for_item = waits.iter().filter(|(_, wait)| wait.item == item);
+                for_item.map(|(waiter, _)| waiter.clone()).collect()
+            }
+        };
+        Ok(waiters.iter().filter_map(|waiter| waits.remove(waiter)).collect())
     }
 
     fn is_waited_for(&mut self, item: ItemId) -> Result<bool, Infallible> {

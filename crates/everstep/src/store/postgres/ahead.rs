@@ -136,13 +136,13 @@ pub(super) fn tails<'n>(named: impl Iterator<Item = &'n (RunNo, String)>) -> Op 
     let (runs, names) = named.map(|(run, name)| (Some(run.0), Some(name.clone()))).unzip();
     let sql = "SELECT r, s, (SELECT pos FROM everstep_streams WHERE run = r AND stream = s \
                ORDER BY pos DESC LIMIT 1) FROM unnest($1::bigint[], $2::text[]) AS asked (r, s)";
-    Op::new(sql, vec![Value::Ints(runs), Value::Texts(names)])
+    Op::keeping(sql, vec![Value::Ints(runs), Value::Texts(names)])
 }
 
 /// Reads these schedules, to be asked behind their locks.
 pub(super) fn schedules(names: impl Iterator<Item = String>) -> Op {
     let sql = format!("SELECT {} FROM everstep_schedules WHERE name = ANY ($1)", schedules::ROW);
-    Op::new(sql, vec![Value::texts(names)])
+    Op::keeping(sql, vec![Value::texts(names)])
 }
 
 /// What takes in the rows.

@@ -17,7 +17,7 @@ use super::{
     queues,
     runs::keys_of_batch,
     session::{Op, Session},
-    value::{PgRow, Value, params},
+    value::{Param, PgRow, params},
 };
 use crate::{
     hash::FastMap,
@@ -117,7 +117,7 @@ impl<'a> Applier<'a> {
         let named = terms.named;
         if named.is_repair {
             // A repair gives way: it is made again when nobody else is at it.
-            session.execute("SET LOCAL lock_timeout = '2s'", Vec::new());
+            session.execute("SET LOCAL lock_timeout = '2s'", &[]);
         }
         Applier {
             session,
@@ -264,8 +264,8 @@ impl<'a> Applier<'a> {
             }
         }
         for (compared, sql) in [(held, known::REQUIRE_HELD), (seen, known::REQUIRE_SEEN)] {
-            if let Some(params) = compared.into_params() {
-                self.session.execute(sql, params);
+            if let Some(op) = compared.required(sql) {
+                self.session.push(op);
             }
         }
         if !new_runs.is_empty() {
@@ -279,7 +279,7 @@ impl<'a> Applier<'a> {
     pub(super) fn execute(
         &self,
         sql: impl Into<std::borrow::Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
     ) {
         self.session.execute(sql, params);
     }
@@ -442,8 +442,8 @@ impl<'a> Applier<'a> {
 
 /// Waits for the advisory locks of names, in order.
 fn lock_names<'l>(session: &Session<'_>, schema: u32, locks: impl Iterator<Item = &'l Lock>) {
-    if let Some(Op { sql, params }) = names_op(schema, locks) {
-        session.execute(sql, params);
+    if let Some(op) = names_op(schema, locks) {
+        session.push(op);
     }
 }
 

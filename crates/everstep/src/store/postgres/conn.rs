@@ -4,6 +4,7 @@
 //! process, so that a call may come from any thread.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     future::Future,
     pin::Pin,
@@ -137,7 +138,7 @@ impl Route {
             Op::new(
                 "DO $$ BEGIN PERFORM set_config('tcp_user_timeout', '10s', false); \
                  EXCEPTION WHEN OTHERS THEN NULL; END $$",
-                Vec::new(),
+                &[],
             ),
             // We have a patience of our own. The server's would let a commit pass that a standby has
             // not confirmed.
@@ -154,7 +155,7 @@ impl Route {
                 Op::new(
                     "SELECT set_config('synchronous_commit', 'on', false) \
                      WHERE current_setting('synchronous_commit') IN ('off', 'local')",
-                    Vec::new(),
+                    &[],
                 )
             } else {
                 set("synchronous_commit", "off")
@@ -377,7 +378,7 @@ impl Conn {
                 "SELECT pg_backend_pid()::bigint, {SESSION_BEGUN}, {IDENTITY}, {CLOCK} \
                  FROM pg_stat_activity WHERE pid = pg_backend_pid()"
             ),
-            Vec::new(),
+            &[],
         ));
         let asked = Asked::now();
         let answers = self.run(ops)?;
@@ -414,12 +415,12 @@ impl Conn {
             return Ok(());
         }
         self.planned = Instant::now();
-        self.run(vec![Op::new(DISCARD_PLANS, Vec::new())]).map(drop)
+        self.run(vec![Op::new(DISCARD_PLANS, &[])]).map(drop)
     }
 
     /// What a transaction begins with.
     pub(super) fn begin(&self, sql: &'static str) -> Vec<Op> {
-        let mut ops = vec![Op::new(sql, Vec::new())];
+        let mut ops = vec![Op::new(sql, &[])];
         if self.route.pooled {
             // A session is another one with each transaction, so that nothing of it can be set for
             // longer.
@@ -443,7 +444,7 @@ impl Conn {
                 "INSERT INTO everstep_lanes (id, epoch, last, seen_at) VALUES ($1, 1, 0, $2)",
                 params![self.lane.id, now_ms],
             ));
-            ops.push(Op::new("COMMIT", Vec::new()));
+            ops.push(Op::new("COMMIT", &[]));
             self.run(ops)?;
         }
         self.lane.last.store(batch, Ordering::Relaxed);
@@ -495,7 +496,7 @@ pub(super) fn settle(conn: &Conn, lost: Unsettled) -> Result<Option<bool>, Troub
         "UPDATE everstep_lanes SET epoch = epoch + 1 WHERE id = $1 RETURNING last",
         params![lost.lane],
     ));
-    ops.push(Op::new("COMMIT", Vec::new()));
+    ops.push(Op::new("COMMIT", &[]));
     let answers = conn.run(ops)?;
     let row = answers.get(at).and_then(|answer| answer.rows.first());
     let Some(row) = row else { return Ok(None) };
@@ -515,7 +516,7 @@ fn set_check(interval: Duration) -> Op {
         "DO $$ BEGIN PERFORM set_config('client_connection_check_interval', '{interval}', false); \
          EXCEPTION WHEN OTHERS THEN NULL; END $$"
     );
-    Op::new(sql, Vec::new())
+    Op::new(sql, &[])
 }
 
 const CHECK_MAX: Duration = Duration::from_secs(5);
@@ -602,7 +603,7 @@ async fn run_prepared(
     };
     for op in &missing {
         let types: Vec<Type> = op.params.iter().map(Value::sql_type).collect();
-        let statement = client.prepare_typed(&op.sql, &types).await?;
+        let statement = client.prepare_typed(&numbered(&op.sql), &types).await?;
         lock(statements).insert(op.sql.to_string(), statement);
     }
     let prepared: Vec<Option<Statement>> = {
@@ -634,11 +635,29 @@ fn is_about_transaction(sql: &str) -> bool {
     matches!(sql, "COMMIT" | "ROLLBACK") || sql.starts_with("BEGIN")
 }
 
+/// A statement as the server takes it: the parameters `?1` and `?2` of the shared statements
+/// ([`crate::store::sql`]) become `$1` and `$2`.
+pub(super) fn numbered(sql: &str) -> Cow<'_, str> {
+    if !sql.contains('?') {
+        return Cow::Borrowed(sql);
+    }
+    let mut numbered = String::with_capacity(sql.len());
+    let mut rest = sql;
+    while let Some((before, after)) = rest.split_once('?') {
+        let is_parameter = after.starts_with(|next: char| next.is_ascii_digit());
+        numbered.push_str(before);
+        numbered.push(if is_parameter { '$' } else { '?' });
+        rest = after;
+    }
+    numbered.push_str(rest);
+    Cow::Owned(numbered)
+}
+
 /// Without names, which a pooler would not find again on the next session.
 pub(super) async fn run_unnamed(client: &Client, ops: &[Op]) -> Result<Vec<Answer>, Trouble> {
     let running = ops.iter().map(|op| async move {
         let typed = op.params.iter().map(|value| (value, value.sql_type()));
-        let rows = client.query_typed_raw(&op.sql, typed).await?;
+        let rows = client.query_typed_raw(&numbered(&op.sql), typed).await?;
         answer(rows).await
     });
     in_order(running).await

@@ -15,7 +15,7 @@ pub(super) fn place(session: &Session<'_>) -> Result<Vec<PlaceFact>, Trouble> {
                (SELECT count(*) FROM pg_stat_replication \
                WHERE state = 'streaming' AND sync_state IN ('sync', 'quorum')), \
                (SELECT count(*) FROM pg_stat_replication WHERE state IS NULL)";
-    let seen = session.row(sql, Vec::new(), |row| {
+    let seen = session.row(sql, &[], |row| {
         Ok((
             row.get::<bool>(0)?,
             row.get::<bool>(1)?,

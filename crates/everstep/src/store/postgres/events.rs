@@ -122,7 +122,8 @@ impl Applier<'_> {
                          JOIN everstep_event_names ON everstep_event_names.name = everstep_events.name \
                          WHERE given_to IS NULL AND told IS NULL AND expires_at <= $3 \
                          ORDER BY expires_at, everstep_events.name, everstep_events.seq";
-        let params = params![Value::Texts(names), Value::Ints(seqs), self.now];
+        let (names, seqs) = (Value::Texts(names), Value::Ints(seqs));
+        let params = params![names, seqs, self.now];
         let found = self
             .session
             .rows(statement, params, |row| Ok((name_and_seq(row)?, event_name(row, 2)?)))?;

@@ -22,7 +22,8 @@ use std::hash::{Hash, Hasher};
 use super::{
     error::CHANGED,
     locks::{Lock, Named},
-    value::{Value, params},
+    session::Op,
+    value::params,
 };
 use crate::{
     commit::{Batch, Commit, Fence, Patch, RunStatus},
@@ -60,10 +61,11 @@ impl Compared {
         self.revisions.push(i64::from(revision.0));
     }
 
-    /// The parameters of [`REQUIRE_HELD`] or [`REQUIRE_SEEN`], if there are any.
-    pub(super) fn into_params(self) -> Option<Vec<Value>> {
-        let count = self.runs.len() as i64;
-        (count > 0).then(|| params![self.runs, self.revisions, count, CHANGED])
+    /// The statement [`REQUIRE_HELD`] or [`REQUIRE_SEEN`], if there is anything to compare.
+    pub(super) fn required(self, sql: &'static str) -> Option<Op> {
+        let count = self.runs.len();
+        let params = params![self.runs, self.revisions, count, CHANGED];
+        (count > 0).then(|| Op::new(sql, params))
     }
 }
 

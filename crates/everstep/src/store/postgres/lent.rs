@@ -210,7 +210,7 @@ fn emptying(conn: &Conn) -> Result<String, Trouble> {
                         DELETE FROM everstep_secrets WHERE name <> 'tokens'; \
                         UPDATE everstep_secrets SET value = sha256('known to every test');"
         .to_owned();
-    for answer in conn.run(vec![Op::new(sql, Vec::new())])? {
+    for answer in conn.run(vec![Op::new(sql, &[])])? {
         for row in answer.rows {
             emptying += &row.get::<String>(0)?;
         }

@@ -15,7 +15,7 @@ use super::{
     now_ms, schema,
     session::{Answer, Op, Port},
     url,
-    value::{Value, params},
+    value::{Param, Value, params},
 };
 use crate::store::{
     StoreError,
@@ -132,7 +132,7 @@ impl Destination {
         self.texts(sql, params![self.route.schema])
     }
 
-    fn texts(&self, sql: &'static str, params: Vec<Value>) -> Result<Vec<String>, StoreError> {
+    fn texts(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<String>, StoreError> {
         let answers = self.run(vec![Op::new(sql, params)])?;
         let rows = answers.into_iter().next().map_or(Vec::new(), |it| it.rows);
         let texts: Result<_, Trouble> = rows.iter().map(|row| row.get(0)).collect();
@@ -178,7 +178,7 @@ impl Destination {
             quoted(&table.name),
             arrays.join(", ")
         );
-        let answers = self.run(vec![Op::new(sql, values)])?;
+        let answers = self.run(vec![Op::keeping(sql, values)])?;
         Ok(answers.first().map_or(0, |answer| answer.affected))
     }
 
@@ -216,8 +216,7 @@ impl Destination {
     /// Everything is here: it becomes durable, and is not in charge yet.
     pub(crate) fn commit(&self, attempt: Uuid, from: &str) -> Result<(), StoreError> {
         let sql = "INSERT INTO everstep_move (id, source, begun_at) VALUES ($1, $2, $3)";
-        let ops =
-            vec![Op::new(sql, params![attempt, from, now_ms()]), Op::new("COMMIT", Vec::new())];
+        let ops = vec![Op::new(sql, params![attempt, from, now_ms()]), Op::new("COMMIT", &[])];
         self.run(ops).map(drop)
     }
 
@@ -228,9 +227,9 @@ impl Destination {
             quoted(&self.route.schema)
         );
         let ops = vec![
-            Op::new("BEGIN", Vec::new()),
+            Op::new("BEGIN", &[]),
             Op::new(sql, params![attempt, now_ms()]),
-            Op::new("COMMIT", Vec::new()),
+            Op::new("COMMIT", &[]),
         ];
         self.run(ops).map(drop)
     }

@@ -13,7 +13,7 @@ use super::{
     error::Trouble,
     locks::{Lock, Named},
     session::{Bulk, Op, Session},
-    value::{PgRow, Value, params},
+    value::{Param, PgRow, Value, params},
 };
 use crate::{
     commit::ItemId,
@@ -273,7 +273,8 @@ impl Applier<'_> {
         let (queues, keys) = asked.iter().cloned().map(|(q, k)| (Some(q), Some(k))).unzip();
         let sql = "SELECT queue, dedupe, no FROM everstep_queue_items JOIN unnest($1::text[], $2::text[]) \
                    AS asked (q, k) ON queue = q AND dedupe = k";
-        let params = vec![Value::Texts(queues), Value::Texts(keys)];
+        let (queues, keys) = (Value::Texts(queues), Value::Texts(keys));
+        let params = params![queues, keys];
         let found =
             self.session.rows(sql, params, |row| Ok(((row.get(0)?, row.get(1)?), row.get(2)?)))?;
         for name in asked {
@@ -313,7 +314,7 @@ fn about_items(items: &[ItemId]) -> Vec<Op> {
             format!("SELECT {WAIT} FROM everstep_queue_waits WHERE item = ANY ($1)"),
             params![numbers],
         ),
-        Op::new(sql, holders),
+        Op::keeping(sql, holders),
     ]
 }
 
@@ -333,18 +334,19 @@ impl QueueTables for InSql<Applier<'_>> {
             Some(number) => number,
             None => {
                 let sql = "SELECT nextval(pg_get_serial_sequence('everstep_queue_items', 'no'))";
-                let drawn = self.session.row(sql, Vec::new(), |row| row.get(0))?;
+                let drawn = self.session.row(sql, &[], |row| row.get(0))?;
                 drawn.ok_or_else(|| Trouble::value("no", "no row"))?
             }
         };
         let item = ItemId(number);
+        let (state, rank, keep) = (state.code(), -i64::from(new.priority), new.keep.as_millis());
         let row = params![
             item,
             new.queue,
-            state.code(),
-            -i64::from(new.priority),
+            state,
+            rank,
             at,
-            new.keep.as_millis(),
+            keep,
             new.dedupe,
             self.now,
             new.payload,
@@ -381,8 +383,8 @@ impl QueueTables for InSql<Applier<'_>> {
     }
 
     fn write_item(&mut self, head: &ItemHead, news: ItemNews<'_>) -> Result<(), Trouble> {
-        let row =
-            params![head.id, head.state.code(), head.at, head.claim, head.attempts, news.answer,];
+        let state = head.state.code();
+        let row = params![head.id, state, head.at, head.claim, head.attempts, news.answer];
         self.session.put(&WRITE_ITEM, row);
         if let Some(error) = news.error {
             self.session.put(&WRITE_ERROR, params![head.id, error]);
@@ -478,11 +480,11 @@ impl QueueTables for InSql<Applier<'_>> {
     }
 
     fn take_waits(&mut self, of: WaitsOf<'_>) -> Result<Vec<ItemWait>, Trouble> {
-        let (condition, params) = match of {
-            WaitsOf::Item(item) => return self.take_waits_for(item),
-            WaitsOf::Of(Of::Run(run)) => ("run = $1", params![run]),
+        let (condition, params): (_, &[Param<'_>]) = match &of {
+            WaitsOf::Item(item) => return self.take_waits_for(*item),
+            WaitsOf::Of(Of::Run(run)) => ("run = $1", params![*run]),
             WaitsOf::Of(Of::Operation(Waiter { run, generation, key })) => {
-                ("run = $1 AND generation = $2 AND key = $3", params![run, generation, key])
+                ("run = $1 AND generation = $2 AND key = $3", params![*run, *generation, *key])
             }
         };
         let sql = format!("DELETE FROM everstep_queue_waits WHERE {condition} RETURNING {WAIT}");

@@ -359,7 +359,7 @@ fn what_was_known_of_a_run_is_forgotten_when_its_batch_has_failed() {
     assert!(lock(&store.known).has(run.no()));
     let hidden = |from: &str, to: &str| {
         other.write(|session| {
-            session.execute(format!("ALTER TABLE {from} RENAME TO {to}"), Vec::new());
+            session.execute(format!("ALTER TABLE {from} RENAME TO {to}"), &[]);
             Ok(())
         })
     };

@@ -13,7 +13,7 @@ use super::{
     Sql, columns,
     error::Trouble,
     session::{Op, Session},
-    value::{Value, params},
+    value::{Value, borrowed, params},
 };
 use crate::{
     store::{
@@ -86,8 +86,7 @@ pub(super) fn heartbeat(fence: Fence, clock: Clock, lease: Duration) -> Op {
         "UPDATE everstep_runners SET lease_until = {} + $3 WHERE id = $1 AND epoch = $2 RETURNING 1",
         clock.now()
     );
-    let params = params![fence.runner, fence.epoch, lease.as_millis()];
-    Op::new(sql, params)
+    Op::new(sql, params![fence.runner, fence.epoch, lease.as_millis()])
 }
 
 /// Raises the epoch of those holders of wanted shards whose lease is over, or who are dead: from
@@ -104,7 +103,8 @@ pub(super) fn oust_expired(
     }
     let now = clock.now();
     let dead = Value::uuids(dead.iter().copied());
-    let params = params![listed(wanted), fence.runner, dead];
+    let wanted = listed(wanted);
+    let params = params![wanted, fence.runner, dead];
     // In the order of ids, so that two who do this do not wait for each other.
     let sql = format!(
         "WITH expired AS (SELECT id FROM everstep_runners WHERE id <> $2 \
@@ -165,8 +165,8 @@ fn free_shards_of(
          WHERE id = ANY ($1) ORDER BY id FOR UPDATE",
         clock.now()
     );
-    let params = vec![Value::Blobs(ids), Value::Blobs(dead.iter().map(bytes).collect())];
-    let rows = session.rows(sql, params, |row| {
+    let lists = [Value::Blobs(ids), Value::Blobs(dead.iter().map(bytes).collect())];
+    let rows = session.rows(sql, &borrowed(&lists), |row| {
         let id = row.get(0)?;
         Ok((id, row.get(1)?, row.get::<bool>(2)?))
     })?;
@@ -176,13 +176,13 @@ fn free_shards_of(
     }
     // One that has registered again since it was ousted has a lease, and an epoch that holds.
     let gone = rows.iter().filter(|(id, _, is_over)| *is_over && *id != fence.runner);
-    let gone: Vec<_> = gone.map(|(id, ..)| bytes(id)).collect();
+    let gone = Value::uuids(gone.map(|(id, ..)| *id));
     let sql = "UPDATE everstep_runners SET epoch = nextval('everstep_epochs') WHERE id = ANY ($1)";
-    session.execute(sql, vec![Value::Blobs(gone.clone())]);
+    session.execute(sql, params![gone]);
     // All that they held, whoever takes it: what was given back in good order does not count.
     let sql = "WITH freed AS (DELETE FROM everstep_shards WHERE runner = ANY ($1) RETURNING shard) \
                UPDATE everstep_runs SET recoveries = recoveries + 1 \
                WHERE status IN (1, 3) AND shard IN (SELECT shard FROM freed)";
-    session.execute(sql, vec![Value::Blobs(gone)]);
+    session.execute(sql, params![gone]);
     Ok(true)
 }

@@ -84,7 +84,7 @@ pub(super) fn keys_of_batch(named: &Named) -> Op {
     let sql = "SELECT everstep_keys.workflow, everstep_keys.key, run, deleted_id, deleted_at, kept_until FROM everstep_keys \
                JOIN unnest($1::text[], $2::text[]) AS asked (w, k) ON everstep_keys.workflow = w \
                AND everstep_keys.key = k ORDER BY everstep_keys.workflow, everstep_keys.key FOR UPDATE OF everstep_keys";
-    Op::new(sql, vec![Value::Texts(workflows), Value::Texts(keys)])
+    Op::keeping(sql, vec![Value::Texts(workflows), Value::Texts(keys)])
 }
 
 impl<'a> SqlTables for Applier<'a> {
@@ -172,6 +172,7 @@ impl<'a> SqlTables for Applier<'a> {
         if self.row_of(run)?.is_some() {
             return Ok(false);
         }
+        let tags = columns::list_json(&new.tags);
         let row = params![
             run,
             new.id,
@@ -184,7 +185,7 @@ impl<'a> SqlTables for Applier<'a> {
             head.available_at,
             new.deadline_at,
             self.now,
-            columns::list_json(&new.tags),
+            tags,
             new.input,
             new.parent,
             new.trace,

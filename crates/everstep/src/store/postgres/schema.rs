@@ -52,7 +52,7 @@ pub(super) struct Mark {
 pub(super) fn mark(conn: &Conn, schema: &str) -> Result<Option<Mark>, Trouble> {
     let sql =
         format!("SELECT id, source, ended_at IS NOT NULL FROM {}.everstep_move", quoted(schema));
-    let answers = conn.run(vec![Op::new(sql, Vec::new())])?;
+    let answers = conn.run(vec![Op::new(sql, &[])])?;
     let first = answers.first().and_then(|answer| answer.rows.first());
     let Some(row) = first else { return Ok(None) };
     Ok(Some(Mark { id: row.get(0)?, source: row.get(1)?, is_done: row.get(2)? }))
@@ -96,7 +96,7 @@ fn read(conn: &Conn, schema: &str) -> Result<Option<Found>, Trouble> {
         "SELECT version, to_jsonb(it) ->> 'fingerprint' FROM {}.everstep_format AS it",
         quoted(schema)
     );
-    let answers = conn.run(vec![Op::new(sql, Vec::new())])?;
+    let answers = conn.run(vec![Op::new(sql, &[])])?;
     let Some(row) = answers.first().and_then(|answer| answer.rows.first()) else {
         return Ok(None);
     };
@@ -123,17 +123,15 @@ pub(super) fn migrate(
     let migrated = inspect(conn, schema, store, formats)
         .and_then(|found| migrate_in_transaction(conn, schema, store, found, formats));
     let end = if migrated.is_ok() { "COMMIT" } else { "ROLLBACK" };
-    let ended = conn.run(vec![Op::new(end, Vec::new())]).map_err(error);
+    let ended = conn.run(vec![Op::new(end, &[])]).map_err(error);
     migrated.and(ended.map(drop))
 }
 
 /// Begins a transaction that may change the tables.
 pub(super) fn begin(conn: &Conn, schema: &str) -> Result<(), Trouble> {
     let number = fnv(format!("everstep migration {schema}").bytes()) as i64;
-    let ops = vec![
-        Op::new(BEGIN, Vec::new()),
-        Op::new("SELECT pg_advisory_xact_lock($1)", params![number]),
-    ];
+    let ops =
+        vec![Op::new(BEGIN, &[]), Op::new("SELECT pg_advisory_xact_lock($1)", params![number])];
     conn.run(ops).map(drop)
 }
 
@@ -180,7 +178,7 @@ fn live_runner(conn: &Conn, schema: &str) -> Result<Option<String>, Trouble> {
         "SELECT name FROM {schema}.everstep_runners \
          WHERE lease_until > extract(epoch FROM clock_timestamp()) * 1000 LIMIT 1"
     );
-    let answers = conn.run(vec![Op::new(sql, Vec::new())])?;
+    let answers = conn.run(vec![Op::new(sql, &[])])?;
     let first = answers.first().and_then(|answer| answer.rows.first());
     first.map(|row| row.get(0)).transpose()
 }

@@ -13,7 +13,7 @@ use std::{
 use super::{
     error::Trouble,
     known::Revision,
-    value::{PgRow, Value},
+    value::{Param, PgRow, Value},
 };
 pub(super) use crate::store::sql::bulk::Bulk;
 use crate::{
@@ -31,7 +31,12 @@ pub(super) struct Op {
 }
 
 impl Op {
-    pub(super) fn new(sql: impl Into<Cow<'static, str>>, params: Vec<Value>) -> Op {
+    pub(super) fn new(sql: impl Into<Cow<'static, str>>, params: &[Param<'_>]) -> Op {
+        Op::keeping(sql, params.iter().copied().map(Value::from).collect())
+    }
+
+    /// A statement with parameters that are its own already.
+    pub(super) fn keeping(sql: impl Into<Cow<'static, str>>, params: Vec<Value>) -> Op {
         let sql = sql.into();
         Op { sql, params }
     }
@@ -123,7 +128,7 @@ impl<'a> Session<'a> {
     /// Queues the mark of the lane, which says what number the transaction has.
     pub(super) fn mark(&self, mark: Op) {
         self.mark.set(Some(self.queue.borrow().ops.len()));
-        self.execute(mark.sql, mark.params);
+        self.push(mark);
     }
 
     /// How many rows were changed so far.
@@ -132,9 +137,14 @@ impl<'a> Session<'a> {
     }
 
     /// Queues a statement. What it does is seen by everything that is asked afterwards.
-    pub(super) fn execute(&self, sql: impl Into<Cow<'static, str>>, params: Vec<Value>) {
+    pub(super) fn execute(&self, sql: impl Into<Cow<'static, str>>, params: &[Param<'_>]) {
+        self.push(Op::new(sql, params));
+    }
+
+    /// As [`execute`](Session::execute).
+    pub(super) fn push(&self, op: Op) {
         let mut queue = self.queue.borrow_mut();
-        queue.ops.push(Queued::One(Op::new(sql, params)));
+        queue.ops.push(Queued::One(op));
         queue.barrier = queue.ops.len();
     }
 
@@ -145,9 +155,9 @@ impl<'a> Session<'a> {
     }
 
     /// Queues a row of a statement over arrays.
-    pub(super) fn put(&self, bulk: &'static Bulk, row: Vec<Value>) {
+    pub(super) fn put(&self, bulk: &'static Bulk, row: &[Param<'_>]) {
         if bulk.table == "everstep_runs"
-            && let Some(Value::Int(Some(run))) = row.first()
+            && let Some(Param::Int(Some(run))) = row.first()
         {
             self.runs.borrow_mut().insert(RunNo(*run));
         }
@@ -195,7 +205,7 @@ impl<'a> Session<'a> {
 
     /// Sends what is queued and then this, which ends the transaction.
     pub(super) fn finish(&self, sql: &'static str) -> Result<(), Trouble> {
-        self.run(vec![Op::new(sql, Vec::new())]).map(drop)
+        self.run(vec![Op::new(sql, &[])]).map(drop)
     }
 }
 
@@ -211,7 +221,7 @@ impl Sql for Session<'_> {
     fn execute(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
     ) -> Result<(), Trouble> {
         Session::execute(self, sql, params);
         Ok(())
@@ -220,14 +230,14 @@ impl Sql for Session<'_> {
     fn execute_now(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
     ) -> Result<usize, Trouble> {
         let mut answers = self.run(vec![Op::new(sql, params)])?;
         let affected = answers.pop().map_or(0, |answer| answer.affected);
         Ok(usize::try_from(affected).unwrap_or(usize::MAX))
     }
 
-    fn put(&self, bulk: &'static Bulk, row: Vec<Value>) -> Result<(), Trouble> {
+    fn put(&self, bulk: &'static Bulk, row: &[Param<'_>]) -> Result<(), Trouble> {
         Session::put(self, bulk, row);
         Ok(())
     }
@@ -239,7 +249,7 @@ impl Sql for Session<'_> {
     fn ask(&self, queries: Vec<Query<'_>>) -> Result<(), Trouble> {
         let (ops, takes): (Vec<Op>, Vec<_>) = queries
             .into_iter()
-            .map(|Query { sql, params, take }| (Op { sql, params }, take))
+            .map(|Query { sql, params, take }| (Op::new(sql, params), take))
             .unzip();
         for (answer, mut take) in self.run(ops)?.iter().zip(takes) {
             for row in &answer.rows {
@@ -253,9 +263,9 @@ impl Sql for Session<'_> {
 }
 
 impl Queue {
-    fn put(&mut self, bulk: &'static Bulk, row: Vec<Value>) {
+    fn put(&mut self, bulk: &'static Bulk, row: &[Param<'_>]) {
         let first = match row.first() {
-            Some(Value::Int(Some(number))) => *number,
+            Some(Param::Int(Some(number))) => *number,
             _ => 0,
         };
         let about = (bulk.table, first);
@@ -280,7 +290,7 @@ impl Queue {
 
 impl Many {
     /// Adds a row. `is_known` says whether there is one with the same first column.
-    fn put(&mut self, row: Vec<Value>, is_known: bool) {
+    fn put(&mut self, row: &[Param<'_>], is_known: bool) {
         let next = self.rows;
         let unique = self.bulk.unique;
         if is_known && unique > 0 && self.places.is_none() {
@@ -290,16 +300,16 @@ impl Many {
         }
         let place = match &mut self.places {
             Some(places) => {
-                let name = name_of(row.iter().take(unique));
+                let name = name_of(&row[..unique.min(row.len())]);
                 *places.entry(name).or_insert(next)
             }
             None => next,
         };
         if next == 0 {
-            self.columns = row.into_iter().map(Value::into_column).collect();
+            self.columns = row.iter().map(|value| Value::from(*value).into_column()).collect();
         } else {
             for (column, value) in self.columns.iter_mut().zip(row) {
-                column.set(place, value);
+                column.set(place, Value::from(*value));
             }
         }
         if place == next {
@@ -318,18 +328,18 @@ impl Many {
             order.sort_by_key(|row| numbers[*row]);
             self.columns.iter_mut().for_each(|it| it.reorder(&order));
         }
-        Op::new(self.bulk.many(), self.columns)
+        Op::keeping(self.bulk.many(), self.columns)
     }
 }
 
 /// The columns that name a row, as bytes.
-fn name_of<'v>(values: impl Iterator<Item = &'v Value>) -> Vec<u8> {
+fn name_of(values: &[Param<'_>]) -> Vec<u8> {
     let mut name = Vec::new();
     for value in values {
         match value {
-            Value::Int(Some(number)) => add_to_name(&mut name, &number.to_be_bytes()),
-            Value::Text(Some(text)) => add_to_name(&mut name, text.as_bytes()),
-            Value::Bytes(Some(bytes)) => add_to_name(&mut name, bytes),
+            Param::Int(Some(number)) => add_to_name(&mut name, &number.to_be_bytes()),
+            Param::Text(Some(text)) => add_to_name(&mut name, text.as_bytes()),
+            Param::Bytes(Some(bytes)) => add_to_name(&mut name, bytes),
             _ => add_to_name(&mut name, &[]),
         }
     }

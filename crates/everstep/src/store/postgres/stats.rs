@@ -5,7 +5,7 @@ use super::{
     Sql,
     error::Trouble,
     session::Session,
-    value::{Value, params},
+    value::{Value, borrowed, params},
 };
 use crate::{
     run_id::RunId,
@@ -44,8 +44,9 @@ pub(super) fn stats(session: &Session<'_>, range: &StatsRange) -> Result<Vec<Sta
         "SELECT status, bucket, count(*) {IN_RANGE} AND status IN (5, 6, 7)) AS ended \
          GROUP BY 1, 2"
     );
-    let ended = session
-        .rows(sql, params.clone(), |row| Ok((row.get(0)?, row.get::<usize>(1)?, row.get(2)?)))?;
+    let ended = session.rows(sql, &borrowed(&params), |row| {
+        Ok((row.get(0)?, row.get::<usize>(1)?, row.get(2)?))
+    })?;
     for (status, bucket, number) in ended {
         if let Some(row) = rows.get_mut(bucket) {
             row.count(status, number);
@@ -79,7 +80,7 @@ fn tell_durations(
          CROSS JOIN LATERAL (SELECT no FROM everstep_runs WHERE workflow = met.workflow AND status = 5 \
          AND finished_at IS NOT NULL AND finished_at = met.at LIMIT met.runs) AS found"
     );
-    let found = session.rows(sql, params, |row| {
+    let found = session.rows(sql, &borrowed(&params), |row| {
         let (bucket, at) = (row.get::<usize>(0)?, row.get(1)?);
         Ok((bucket, duration_ms(row.get(2)?, at)))
     })?;

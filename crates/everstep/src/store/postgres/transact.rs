@@ -206,7 +206,7 @@ async fn reset(conn: &Conn) -> Result<(), Trouble> {
         "SELECT pg_advisory_unlock_all()",
         "DISCARD TEMP",
     ];
-    let mut ops: Vec<Op> = reset.map(|sql| Op::new(sql, Vec::new())).into();
+    let mut ops: Vec<Op> = reset.map(|sql| Op::new(sql, &[])).into();
     ops.extend(conn.route.session(conn.limits));
     let (client, patience) = (&conn.line.client, conn.limits.answer);
     conn::run(client, &conn.statements, false, patience, &ops).await?;

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
 use super::error::Trouble;
-pub(super) use crate::store::sql::value::{BadValue, Row, Value, params};
+pub(super) use crate::store::sql::value::{BadValue, Param, Row, Value, borrowed, params};
 use crate::store::sql::value::{Datum, FromDatum};
 
 impl Value {

@@ -35,7 +35,7 @@ const ROLL_BACK_AND_RELEASE: &str = "ROLLBACK TO everstep_within; RELEASE everst
 
 /// What the server calls the database of a connection.
 pub(super) fn database(conn: &Conn) -> Result<String, Trouble> {
-    let answers = conn.run(vec![Op::new("SELECT current_database()::text", Vec::new())])?;
+    let answers = conn.run(vec![Op::new("SELECT current_database()::text", &[])])?;
     let row = answers.first().and_then(|answer| answer.rows.first());
     row.map_or(Ok(String::new()), |row| row.get(0))
 }
@@ -151,7 +151,7 @@ impl PostgresStore {
             return Err(StoreError::Rejected { store: self.name.clone(), source: source.into() });
         }
         let sql = format!("SELECT version FROM {table}");
-        let rows = ask(tx, sql, Vec::new()).await.map_err(error)?;
+        let rows = ask(tx, sql, &[]).await.map_err(error)?;
         let format: Option<u32> = rows.first().map(|row| row.get(0)).transpose().map_err(error)?;
         schema::FORMATS.require_latest(format.unwrap_or(0), &self.name)?;
         self.note_time(asked.answered_if_quick(clock));
@@ -162,7 +162,7 @@ impl PostgresStore {
 async fn ask(
     tx: &Transaction<'_>,
     sql: impl Into<std::borrow::Cow<'static, str>>,
-    params: Vec<super::value::Value>,
+    params: &[super::value::Param<'_>],
 ) -> Result<Vec<PgRow>, Trouble> {
     let answers = conn::run_unnamed(tx.client(), &[Op::new(sql, params)]).await?;
     Ok(answers.into_iter().flat_map(|answer| answer.rows).collect())

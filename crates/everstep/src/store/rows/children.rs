@@ -10,7 +10,7 @@ pub struct ChildRow {
     pub run: RunNo,
     /// The operation of the parent that started the child.
     pub parent: Waiter,
-    /// What becomes of the child when the parent is over.
+    /// Whether the child is cancelled when the parent is over.
     pub close: Close,
     /// Whether that operation waits for the end of the child.
     pub awaited: bool,
@@ -32,8 +32,7 @@ pub trait ChildTables: InboxTables {
     /// Removes the waits of an operation, or of all operations of a run, for the end of other runs.
     fn remove_watches(&mut self, of: Of<'_>) -> Result<(), Self::Error>;
 
-    /// Writes the row of a child, or makes it. A child that has ended meanwhile has no row, and gets
-    /// none.
+    /// Writes the row of a child, or makes it. The child is locked, and has not ended.
     fn put_child(&mut self, child: &ChildRow) -> Result<(), Self::Error>;
 
     /// The children that a run has started in any generation, by number.

@@ -3,14 +3,15 @@
 use super::{InboxTables, Of, Waiter};
 use crate::{commit::Deliver, run_id::RunNo, time::Timestamp};
 
-/// What is known of all events of a name.
+/// The row of an event name: counters over all events of the name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventName {
     /// The sequence number of the last event.
     pub last_seq: u64,
     /// The number of the last waiter.
     pub last_waiter: u64,
-    /// How many events are stored and given to no waiter.
+    /// How many stored events take up room: all broadcasts, and the events for [one](Deliver::One) that
+    /// no waiter was given. The rules compare it with the limit of a publication.
     pub kept: u64,
     /// How many events were dropped to make room for others.
     pub dropped: u64,

@@ -3,8 +3,12 @@
 use super::{InboxTables, Of, Waiter};
 use crate::{run_id::RunNo, store::LimitRow};
 
-/// Stands for the run in the places that items of queues hold: see [`Waiter::item`]. No run is meant,
-/// since the numbers of runs are not negative.
+/// The run number of places that items of queues hold.
+///
+/// A [`Place`] belongs to a [`Waiter`], which has a run, a generation and a key. An item of a queue has no
+/// run. For its place, the run is this number, the generation is 0, and the key is the number of the item
+/// in decimal digits; [`Waiter::item`] reads it back. A store saves such a place as any other: no run has
+/// a negative number.
 pub const HOLDERS: RunNo = RunNo(-2);
 
 /// A place under a limit: given, or waited for.
@@ -37,9 +41,13 @@ pub trait LimitTables: InboxTables {
     /// Removes the row of a limit.
     fn remove_limit(&mut self, row: &LimitRow) -> Result<(), Self::Error>;
 
-    /// Removes up to `max` limits of this name that have `held` and `waiting` 0 and a `turn_us` not
-    /// after `now_us`: by `turn_us` and key. They are not locked: a row that another writer has may be
-    /// left alone.
+    /// Removes up to `max` rows of limits with this name that are idle: `held` is 0, `waiting` is 0, and
+    /// `turn_us` is not after `now_us`. Takes the rows with the least `turn_us` first, and those with the
+    /// same `turn_us` by key.
+    ///
+    /// It is called when a key gets its first row, so that rows of keys that are no longer in use do not
+    /// pile up. The rows are not locked beforehand: a store with several writers skips a row that another
+    /// transaction has locked.
     fn remove_idle(&mut self, name: &str, now_us: i64, max: u32) -> Result<(), Self::Error>;
 
     /// The place of one operation, or all places of a run, by generation and key. For

@@ -32,7 +32,7 @@ pub struct ItemHead {
     pub created_at: Timestamp,
 }
 
-/// What a change of an item writes besides its head.
+/// The columns that a change of an item writes besides its head.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ItemNews<'a> {
     /// The last error. Without one, the stored error stays.
@@ -59,16 +59,16 @@ pub struct ItemWait {
     pub waiter: Waiter,
     /// The item.
     pub item: ItemId,
-    /// Whether the item is cancelled with the wait, as long as nobody has claimed it.
+    /// Whether the item is cancelled with the wait, as long as no worker has claimed it.
     pub cancels: bool,
 }
 
 /// The waits for items that are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitsOf<'a> {
-    /// Those of one operation or of a run.
+    /// The waits of one operation, or of all operations of a run.
     Of(Of<'a>),
-    /// Those for one item.
+    /// The waits for one item.
     Item(ItemId),
 }
 

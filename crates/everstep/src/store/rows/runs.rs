@@ -35,9 +35,11 @@ pub struct Head {
     pub cancel: Option<CancelRequest>,
     /// The highest number of a stored entry, or a lower bound of it.
     pub last_number: u64,
-    /// Whether `last_number` is exact. It is a lower bound after a reopening; in a row that is paused
-    /// after a reopening, until its owner commits again; and when a store reads a row that is
-    /// [`Running`](RunStatus::Running) and has not kept [`RunChange::Nothing`].
+    /// Whether `last_number` is the highest number itself (`true`) or only a lower bound of it (`false`).
+    /// A store saves this mark with the row, as [`write_run`](RunTables::write_run) gave it. One case is
+    /// the store's own: a store that does not save the number of [`RunChange::Nothing`] must read a
+    /// [`Running`](RunStatus::Running) row back with `false`. The rules give `false` for a run that was
+    /// reopened, until its owner commits again.
     pub last_number_exact: bool,
     /// The earliest time at which a paused run may go on: a delayed start, or the next attempt of a
     /// run, keeps its time through a pause.
@@ -47,7 +49,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// A run that nobody has taken up, due at `available_at`; or, without it, in its owner's
+    /// A run that no owner has taken up, due at `available_at`; or, without it, in its owner's
     /// memory from the first moment.
     pub(crate) fn new(id: RunId, pool: PoolNo, available_at: Option<Timestamp>) -> Head {
         Head {
@@ -76,7 +78,7 @@ impl Head {
     }
 }
 
-/// What a write of a run's row changes. Every variant comes with the whole [`Head`] as it is from now
+/// A change of a run's row. Every variant comes with the whole [`Head`] as it is from now
 /// on, and names the columns of it that differ from the stored ones: a store may write those alone,
 /// or all of them.
 ///
@@ -108,7 +110,7 @@ pub enum RunChange<'a> {
     Status {
         /// The reason why the run waits.
         waiting: Option<&'a str>,
-        /// What becomes of `recoveries`.
+        /// Whether `recoveries` is kept or cleared.
         recoveries: Recoveries,
     },
     /// The columns of [`Status`](Self::Status). Clears `waiting`, and writes `error`.
@@ -171,7 +173,7 @@ pub struct Labels {
     pub tags: Vec<(String, String)>,
 }
 
-/// What is stored under the key of a run.
+/// The entry of a key: the run that has it, or a tombstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keyed {
     /// A run.
@@ -180,7 +182,7 @@ pub enum Keyed {
     Deleted(Tombstone),
 }
 
-/// What is left of a key whose run was deleted.
+/// The tombstone of a key whose run was deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tombstone {
     /// The run.
@@ -192,7 +194,7 @@ pub struct Tombstone {
 }
 
 impl Tombstone {
-    /// What a delete leaves of the key; nothing if it is to be free.
+    /// The tombstone that a delete leaves under the key; `None` if the key becomes free.
     pub(crate) fn of(run: RunId, delete: &Delete, now: Timestamp) -> Option<Tombstone> {
         let kept_until = delete.key_kept_until.filter(|until| *until > now)?;
         Some(Tombstone { run, deleted_at: now, kept_until })
@@ -211,7 +213,7 @@ impl Tombstone {
 
 /// The rows of runs, with their keys, tags, entries and values.
 pub trait RunTables {
-    /// What can go wrong. [`apply`](super::apply) gives it to the store that called it.
+    /// The error of the store. [`apply`](super::apply) gives it to the store that called it.
     type Error;
 
     /// The time of the batch: [`Batch::now`].
@@ -221,9 +223,14 @@ pub trait RunTables {
     /// end.
     fn notices(&mut self) -> &mut Vec<Notice>;
 
-    /// Whether the row of the runner has this epoch. It must not change before the batch is durable.
-    /// From then on the batch is written by this runner. The first call of a batch that has a fence;
-    /// not called for others, which no runner writes.
+    /// Checks the fence of the batch: reads the row of the runner `fence.runner`, and returns whether its
+    /// epoch is `fence.epoch`. `false` also if the runner has no row.
+    ///
+    /// This is the first call for a batch that has a fence. It is not called for a batch without one,
+    /// which a client writes. If it returns `true`, the store must keep the row of the runner unchanged
+    /// until the batch is durable (by a lock, if it has several writers), and [`owns`](Self::owns)
+    /// answers for this runner. If it returns `false`, the commits and emissions of the batch are refused,
+    /// and its other writes are made.
     fn hold_fence(&mut self, fence: Fence) -> Result<bool, Self::Error>;
 
     /// Shows the whole batch before anything is read: a store with several writers can lock what the
@@ -242,7 +249,14 @@ pub trait RunTables {
     /// The row of a run as it is now, locked.
     fn head(&mut self, run: RunNo) -> Result<Option<Head>, Self::Error>;
 
-    /// What is stored under a key, locked. A tombstone that is over may be given, or not.
+    /// Looks up the key of a run of this workflow. Returns the run that has the key, or the tombstone of
+    /// the run that had it; `None` if the key was never used or is free again.
+    ///
+    /// It is called for a start with a key, and for every write that names a run by its key. A row that is
+    /// found is locked. A store with several writers must also keep two batches from both taking a key
+    /// that is free: by a lock on the key, or by a unique constraint, after whose violation it applies the
+    /// batch again. A tombstone [whose time is over](Tombstone::is_over) may be returned or left out: it
+    /// means the same as `None`.
     fn keyed(&mut self, workflow: &str, key: &str) -> Result<Option<Keyed>, Self::Error>;
 
     /// Whether this is the number of a deleted run of which something is still stored.
@@ -311,8 +325,8 @@ pub trait RunTables {
     /// Writes values that a run sets for clients, in place of those with the same key.
     fn write_state(&mut self, run: RunNo, state: &[(String, Vec<u8>)]) -> Result<(), Self::Error>;
 
-    /// Runs the body of a user's transaction (`ctx.transaction`, `ctx.pg_transaction`). What became of
-    /// it is in `transaction`. These bodies are for the SQL stores of this crate: another store calls
+    /// Runs the body of a user's transaction (`ctx.transaction`, `ctx.pg_transaction`). The outcome is
+    /// kept in `transaction`. These bodies are for the SQL stores of this crate: another store calls
     /// [`Transaction::refuse`], which fails the step with a reason.
     fn call(&mut self, transaction: &Transaction) -> Result<(), Self::Error>;
 

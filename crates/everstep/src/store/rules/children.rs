@@ -159,7 +159,13 @@ fn cancel<T: ChildTables>(tables: &mut T, child: ChildRow, rollback: bool) -> Re
     if child.close == Close::Cancel {
         return tables::cancel(tables, child.run, rollback);
     }
-    tables.put_child(&ChildRow { awaited: false, ..child })
+    // It may have ended since its row was read: a run that has ended has no row of a child.
+    match tables.head(child.run)? {
+        Some(head) if !head.status.is_terminal() => {
+            tables.put_child(&ChildRow { awaited: false, ..child })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The code of a parent is over: children that it awaits are cancelled, at its end all that are not

@@ -53,7 +53,7 @@ fn sweep_run<T: SweptTables>(tables: &mut T, run: RunNo, limit: usize) -> Result
     for (table, row) in LEFT_BY_RUNS {
         let sql = format!(
             "DELETE FROM {table} WHERE ({row}) IN \
-             (SELECT {row} FROM {table} WHERE run = $1 LIMIT $2)"
+             (SELECT {row} FROM {table} WHERE run = ?1 LIMIT ?2)"
         );
         deleted += tables.delete_left(sql, run, limit - deleted)?;
         if deleted >= limit {

@@ -125,9 +125,9 @@ impl Bulk {
         let columns: Vec<Column> = Column::parse(self.columns).collect();
         let (keys, rest) = columns.split_at(self.unique.min(columns.len()));
         let list = join(&columns, ", ", |it| it.name.to_owned());
-        let params = join(&columns, ", ", |it| format!("${}", it.place));
-        let arrays = join(&columns, ", ", |it| format!("${}::{}[]", it.place, it.kind));
-        let is_param = |it: &Column| format!("{} = ${}", it.name, it.place);
+        let params = join(&columns, ", ", |it| format!("?{}", it.place));
+        let arrays = join(&columns, ", ", |it| format!("?{}::{}[]", it.place, it.kind));
+        let is_param = |it: &Column| format!("{} = ?{}", it.name, it.place);
         let is_new = |it: &Column| format!("{table}.{0} = new.{0}", it.name);
         let [one, many] = match self.does {
             Does::Update => {
@@ -145,7 +145,7 @@ impl Bulk {
                 let (which, met) =
                     (join(&columns, " AND ", is_param), join(&columns, " AND ", is_new));
                 let many = match &columns[..] {
-                    [only] => format!("WHERE {} = ANY ($1)", only.name),
+                    [only] => format!("WHERE {} = ANY (?1)", only.name),
                     _ => format!("USING unnest({arrays}) AS new ({list}) WHERE {met}"),
                 };
                 [
@@ -204,31 +204,31 @@ mod tests {
         static PUT: Bulk = Bulk::put("t", 2, "run bigint, key bytea, at bigint, name text");
         assert_eq!(
             PUT.one(),
-            "INSERT INTO t (run, key, at, name) VALUES ($1, $2, $3, $4) \
+            "INSERT INTO t (run, key, at, name) VALUES (?1, ?2, ?3, ?4) \
              ON CONFLICT (run, key) DO UPDATE SET at = excluded.at, name = excluded.name"
         );
         assert_eq!(
             PUT.many(),
             "INSERT INTO t (run, key, at, name) \
-             SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::text[]) \
+             SELECT * FROM unnest(?1::bigint[], ?2::bytea[], ?3::bigint[], ?4::text[]) \
              ON CONFLICT (run, key) DO UPDATE SET at = excluded.at, name = excluded.name"
         );
         static UPDATE: Bulk = Bulk::update("t", 1, "run bigint, at bigint, name text");
-        assert_eq!(UPDATE.one(), "UPDATE t SET at = $2, name = $3 WHERE run = $1");
+        assert_eq!(UPDATE.one(), "UPDATE t SET at = ?2, name = ?3 WHERE run = ?1");
         assert_eq!(
             UPDATE.many(),
             "UPDATE t SET at = new.at, name = new.name \
-             FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS new (run, at, name) \
+             FROM unnest(?1::bigint[], ?2::bigint[], ?3::text[]) AS new (run, at, name) \
              WHERE t.run = new.run"
         );
         static DELETE: Bulk = Bulk::delete("t", 2, "run bigint, key bytea");
-        assert_eq!(DELETE.one(), "DELETE FROM t WHERE run = $1 AND key = $2");
+        assert_eq!(DELETE.one(), "DELETE FROM t WHERE run = ?1 AND key = ?2");
         assert_eq!(
             DELETE.many(),
-            "DELETE FROM t USING unnest($1::bigint[], $2::bytea[]) AS new (run, key) \
+            "DELETE FROM t USING unnest(?1::bigint[], ?2::bytea[]) AS new (run, key) \
              WHERE t.run = new.run AND t.key = new.key"
         );
         static ONE_KEY: Bulk = Bulk::delete("t", 1, "run bigint");
-        assert_eq!(ONE_KEY.many(), "DELETE FROM t WHERE run = ANY ($1)");
+        assert_eq!(ONE_KEY.many(), "DELETE FROM t WHERE run = ANY (?1)");
     }
 }

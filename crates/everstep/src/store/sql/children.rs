@@ -7,7 +7,7 @@ use super::{
     InSql, Sql, SqlTables,
     bulk::Bulk,
     columns,
-    value::{Value, params},
+    value::{Param, params},
 };
 use crate::{
     run_id::RunNo,
@@ -30,16 +30,16 @@ static REMOVE_WATCHER: Bulk =
 static REMOVE_WATCHES: Bulk = Bulk::written(
     "watchers, by who waits",
     3,
-    "DELETE FROM everstep_watchers WHERE waiter = $1 AND generation = $2 AND key = $3",
-    "DELETE FROM everstep_watchers USING unnest($1::bigint[], $2::bigint[], $3::bytea[]) \
+    "DELETE FROM everstep_watchers WHERE waiter = ?1 AND generation = ?2 AND key = ?3",
+    "DELETE FROM everstep_watchers USING unnest(?1::bigint[], ?2::bigint[], ?3::bytea[]) \
      AS gone (w, g, k) WHERE waiter = w AND generation = g AND key = k",
 );
 
 static REMOVE_WATCHES_OF_RUN: Bulk = Bulk::written(
     "watchers, by who waits",
     1,
-    "DELETE FROM everstep_watchers WHERE waiter = $1",
-    "DELETE FROM everstep_watchers WHERE waiter = ANY ($1)",
+    "DELETE FROM everstep_watchers WHERE waiter = ?1",
+    "DELETE FROM everstep_watchers WHERE waiter = ANY (?1)",
 );
 
 static PUT_CHILD: Bulk = Bulk::put(
@@ -70,8 +70,8 @@ fn order_watches<T: SqlTables>(tables: &mut InSql<T>, waiter: RunNo, what: Watch
 }
 
 /// The row that says who waits for the end of a run.
-fn watcher(run: RunNo, waiter: &Waiter) -> Vec<Value> {
-    params![run, waiter.run, waiter.generation, waiter.key]
+fn watcher<'w>(run: &'w RunNo, waiter: &'w Waiter) -> [Param<'w>; 4] {
+    *params![*run, waiter.run, waiter.generation, waiter.key]
 }
 
 impl<T: SqlTables> ChildTables for InSql<T> {
@@ -84,13 +84,13 @@ impl<T: SqlTables> ChildTables for InSql<T> {
         if let Some(finished) = self.ahead().endings.get(&run) {
             return Ok(Some(finished.clone()));
         }
-        let sql = format!("SELECT {} FROM everstep_runs WHERE no = $1", columns::FINISHED);
+        let sql = format!("SELECT {} FROM everstep_runs WHERE no = ?1", columns::FINISHED);
         self.sql().row(sql, params![run], columns::finished)
     }
 
     fn add_watcher(&mut self, run: RunNo, waiter: &Waiter) -> Result<(), T::Error> {
         order_watches(self, waiter.run, Watches::Added);
-        self.sql().put(&ADD_WATCHER, watcher(run, waiter))?;
+        self.sql().put(&ADD_WATCHER, &watcher(&run, waiter))?;
         self.ahead().forget_watchers(run);
         Ok(())
     }
@@ -99,14 +99,14 @@ impl<T: SqlTables> ChildTables for InSql<T> {
         let waiters = match self.ahead().take_watchers(run) {
             Some(waiters) => waiters,
             None => {
-                let sql = "SELECT waiter, generation, key FROM everstep_watchers WHERE run = $1";
+                let sql = "SELECT waiter, generation, key FROM everstep_watchers WHERE run = ?1";
                 let read = |row: &dyn super::value::Row| columns::waiter(row, 0);
                 let waiters = self.sql().rows(sql, params![run], read)?;
                 self.lock_watchers(run, waiters)?
             }
         };
         for waiter in &waiters {
-            self.sql().put(&REMOVE_WATCHER, watcher(run, waiter))?;
+            self.sql().put(&REMOVE_WATCHER, &watcher(&run, waiter))?;
         }
         Ok(waiters)
     }
@@ -123,11 +123,6 @@ impl<T: SqlTables> ChildTables for InSql<T> {
     }
 
     fn put_child(&mut self, child: &ChildRow) -> Result<(), T::Error> {
-        // It may have ended since it was read, and then there is no row of it.
-        let is_live = self.head(child.run)?.is_some_and(|head| !head.status.is_terminal());
-        if !is_live {
-            return Ok(());
-        }
         let Waiter { run: parent, generation, key } = &child.parent;
         let (close, awaited) = (child.close.code(), child.awaited);
         let row = params![child.run, parent, generation, key, close, awaited];
@@ -136,7 +131,7 @@ impl<T: SqlTables> ChildTables for InSql<T> {
 
     fn children(&mut self, parent: RunNo) -> Result<Vec<ChildRow>, T::Error> {
         let sql = "SELECT run, parent, generation, key, close, awaited FROM everstep_children \
-                   WHERE parent = $1 ORDER BY run";
+                   WHERE parent = ?1 ORDER BY run";
         let children = self.sql().rows(sql, params![parent], |row| {
             Ok(ChildRow {
                 run: row.get(0)?,

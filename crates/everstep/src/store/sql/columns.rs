@@ -53,7 +53,7 @@ pub(crate) fn inbox_after<S: Sql>(
     after: u64,
 ) -> Result<Vec<InboxRow>, S::Error> {
     let text =
-        format!("SELECT {INBOX_ROW} FROM everstep_inbox WHERE run = $1 AND seq > $2 ORDER BY seq");
+        format!("SELECT {INBOX_ROW} FROM everstep_inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq");
     sql.rows(text, params![run, after], inbox_row)
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn waiter(row: &dyn Row, column: usize) -> Result<Waiter, BadValue> {
 }
 
 pub(crate) fn shards_of<S: Sql>(sql: &S, runner: uuid::Uuid) -> Result<ShardSet, S::Error> {
-    let text = "SELECT shard FROM everstep_shards WHERE runner = $1";
+    let text = "SELECT shard FROM everstep_shards WHERE runner = ?1";
     let shards = sql.rows(text, params![runner], |row| row.get(0))?;
     Ok(shards.into_iter().collect())
 }

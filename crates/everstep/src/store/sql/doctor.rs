@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::{
     Sql,
-    value::{BadValue, Datum, Row, Value, params},
+    value::{AsParam, BadValue, Datum, Param, Row, params},
 };
 use crate::{
     commit::Cell,
@@ -39,43 +39,44 @@ pub(crate) fn examine<S: Sql>(
         Ask::Rows { rule, after, limit } => rows(sql, &RULES[*rule], after.as_deref(), *limit),
         Ask::Row { rule, row } => {
             let text = texts::is_broken(&RULES[*rule], item::<S>());
-            sql.exists(text, values(row)).map(Facts::Broken)
+            sql.exists(text, &values(row)).map(Facts::Broken)
         }
         Ask::Saved { rule, row } => {
             let rule = &RULES[*rule];
             let text = texts::whole(rule, "t.*");
             let read = |row: &dyn Row| saved(rule.table, row);
-            sql.rows(text, values(row), read).map(Facts::Saved)
+            sql.rows(text, &values(row), read).map(Facts::Saved)
         }
         Ask::Entry { run, key } => {
-            let text = "SELECT * FROM everstep_history WHERE run = $1 AND key = $2";
+            let text = "SELECT * FROM everstep_history WHERE run = ?1 AND key = ?2";
             let read = |row: &dyn Row| saved("everstep_history", row);
             sql.rows(text, params![*run, key], read).map(Facts::Saved)
         }
         Ask::Runs { live, after, limit } => {
             let (condition, order, first) = match live {
-                true => ("no > $1 AND status < 5", "ASC", i64::MIN),
-                false => ("no < $1 AND status > 4", "DESC", i64::MAX),
+                true => ("no > ?1 AND status < 5", "ASC", i64::MIN),
+                false => ("no < ?1 AND status > 4", "DESC", i64::MAX),
             };
             let text = format!(
-                "SELECT no FROM everstep_runs WHERE {condition} ORDER BY no {order} LIMIT $2"
+                "SELECT no FROM everstep_runs WHERE {condition} ORDER BY no {order} LIMIT ?2"
             );
-            let params = params![after.unwrap_or(RunNo(first)), *limit];
+            let after = after.unwrap_or(RunNo(first));
+            let params = params![after, *limit];
             sql.rows(text, params, |row| row.get(0)).map(Facts::Runs)
         }
         Ask::Run(run) => run_facts(sql, *run).map(|facts| Facts::Run(facts.map(Box::new))),
     }
 }
 
-pub(super) fn values(row: &[Cell]) -> Vec<Value> {
-    row.iter().map(Value::from).collect()
+pub(super) fn values(row: &[Cell]) -> Vec<Param<'_>> {
+    row.iter().map(AsParam::param).collect()
 }
 
 fn lost_secret<S: Sql>(sql: &S) -> Result<Option<PlaceFact>, S::Error> {
     let text = "SELECT 1 FROM everstep_secrets WHERE name = 'tokens' AND length(value) = 32";
     let what = "the secret that tokens of deferreds are made with is lost; restore the table \
                 `secrets` from a backup, or no token that was handed out can be used";
-    Ok((!sql.exists(text, Vec::new())?).then(|| PlaceFact {
+    Ok((!sql.exists(text, &[])?).then(|| PlaceFact {
         replication: false,
         is_error: true,
         what: what.to_owned(),
@@ -89,10 +90,10 @@ fn rows<S: Sql>(
     limit: usize,
 ) -> Result<Facts, S::Error> {
     let has_after = after.is_some();
-    let after = after.unwrap_or_default();
+    let after = values(after.unwrap_or_default());
     let width = rule.key.len();
     let text = texts::page(rule, has_after, limit, item::<S>());
-    let found = sql.rows(text, values(after), |row| {
+    let found = sql.rows(text, &after, |row| {
         let id: Option<Vec<u8>> = row.get(width + 1)?;
         Ok(FoundRow {
             row: key(row, rule)?,
@@ -101,10 +102,10 @@ fn rows<S: Sql>(
         })
     })?;
     let text = texts::page_end(rule, has_after, limit);
-    let next = sql.row(text, values(after), |row| key(row, rule))?;
+    let next = sql.row(text, &after, |row| key(row, rule))?;
     let looked = match next {
         Some(_) => limit as u64,
-        None => sql.count(texts::page_rows(rule, has_after, limit), values(after))?,
+        None => sql.count(texts::page_rows(rule, has_after, limit), &after)?,
     };
     Ok(Facts::Rows { found, looked, next })
 }
@@ -147,7 +148,7 @@ fn hex(bytes: &[u8]) -> String {
 fn run_facts<S: Sql>(sql: &S, run: RunNo) -> Result<Option<RunFacts>, S::Error> {
     let text = "SELECT id, shard, status, ending IS NOT NULL, generation, available_at, \
                 updated_at, inbox_seq, last_number, waiting, input, output, error \
-                FROM everstep_runs WHERE no = $1";
+                FROM everstep_runs WHERE no = ?1";
     let facts = sql.row(text, params![run], |row| {
         let id: Vec<u8> = row.get(0)?;
         let status: i64 = row.get(2)?;
@@ -175,13 +176,13 @@ fn run_facts<S: Sql>(sql: &S, run: RunNo) -> Result<Option<RunFacts>, S::Error> 
     if facts.status.is_none_or(RunStatus::is_terminal) {
         return Ok(Some(facts));
     }
-    let text = "SELECT kind, wait FROM everstep_inbox WHERE run = $1 AND wait IS NOT NULL \
-         UNION ALL SELECT 1, wait FROM everstep_event_waiters WHERE run = $1 AND generation = $2 \
-         UNION ALL SELECT 2, key FROM everstep_deferred_waits WHERE run = $1 AND generation = $2 \
-         UNION ALL SELECT 3, key FROM everstep_watchers WHERE waiter = $1 AND generation = $2 \
-         UNION ALL SELECT 4, key FROM everstep_queue_waits WHERE run = $1 AND generation = $2 \
+    let text = "SELECT kind, wait FROM everstep_inbox WHERE run = ?1 AND wait IS NOT NULL \
+         UNION ALL SELECT 1, wait FROM everstep_event_waiters WHERE run = ?1 AND generation = ?2 \
+         UNION ALL SELECT 2, key FROM everstep_deferred_waits WHERE run = ?1 AND generation = ?2 \
+         UNION ALL SELECT 3, key FROM everstep_watchers WHERE waiter = ?1 AND generation = ?2 \
+         UNION ALL SELECT 4, key FROM everstep_queue_waits WHERE run = ?1 AND generation = ?2 \
          UNION ALL SELECT 5, operation FROM everstep_limit_places \
-         WHERE run = $1 AND generation = $2";
+         WHERE run = ?1 AND generation = ?2";
     let registered = sql.rows(text, params![run, facts.generation], |row| {
         Ok((row.get::<i64>(0)?, row.get::<Vec<u8>>(1)?))
     })?;

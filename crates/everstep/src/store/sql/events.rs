@@ -92,8 +92,8 @@ pub(crate) fn name_and_seq(row: &dyn Row) -> Result<(String, u64), BadValue> {
 /// An event that is still being told, of this name or of any.
 fn first_spreading<S: Sql>(sql: &S, name: Option<&str>) -> Result<Option<(String, u64)>, S::Error> {
     let of_name = match name {
-        Some(_) => "name = $1",
-        None => "$1 IS NULL",
+        Some(_) => "name = ?1",
+        None => "?1 IS NULL",
     };
     let text = format!(
         "SELECT name, seq FROM everstep_events{} WHERE told IS NOT NULL AND {of_name} \
@@ -118,7 +118,7 @@ impl<T: SqlTables> EventTables for InSql<T> {
             return Ok(row.clone());
         }
         let sql =
-            "SELECT last_seq, last_waiter, kept, dropped FROM everstep_event_names WHERE name = $1";
+            "SELECT last_seq, last_waiter, kept, dropped FROM everstep_event_names WHERE name = ?1";
         let row = self.sql().row(sql, params![name], |row| event_name(row, 0))?;
         let names = &mut self.ahead().event_names;
         names.insert(name.to_owned(), row.clone());
@@ -134,6 +134,7 @@ impl<T: SqlTables> EventTables for InSql<T> {
     }
 
     fn insert_event(&mut self, name: &str, event: &StoredEvent) -> Result<(), T::Error> {
+        let is_for_one = event.deliver == Deliver::One;
         let params = params![
             event.seq,
             name,
@@ -141,7 +142,7 @@ impl<T: SqlTables> EventTables for InSql<T> {
             event.body,
             event.published_at,
             event.expires_at,
-            event.deliver == Deliver::One,
+            is_for_one,
             event.given_to,
             event.told,
         ];
@@ -154,7 +155,7 @@ impl<T: SqlTables> EventTables for InSql<T> {
         if let Some(known) = self.ahead().event(name, seq) {
             return Ok(known);
         }
-        let sql = format!("SELECT {EVENT} FROM everstep_events WHERE name = $1 AND seq = $2");
+        let sql = format!("SELECT {EVENT} FROM everstep_events WHERE name = ?1 AND seq = ?2");
         self.sql().row(sql, params![name, seq], event)
     }
 
@@ -184,26 +185,27 @@ impl<T: SqlTables> EventTables for InSql<T> {
             Deliver::Broadcast => "one = 0",
         };
         let of_key = match matching {
-            Some(_) => "key = $2",
-            None => "$2 IS NULL",
+            Some(_) => "key = ?2",
+            None => "?2 IS NULL",
         };
         let sql = format!(
-            "SELECT {EVENT} FROM everstep_events WHERE name = $1 AND {of_key} AND {of_delivery} \
-             AND seq > $3 AND expires_at > $4 ORDER BY seq LIMIT 1"
+            "SELECT {EVENT} FROM everstep_events WHERE name = ?1 AND {of_key} AND {of_delivery} \
+             AND seq > ?3 AND expires_at > ?4 ORDER BY seq LIMIT 1"
         );
-        let params = params![name, matching, after, self.now()];
+        let now = self.now();
+        let params = params![name, matching, after, now];
         self.sql().row(sql, params, event)
     }
 
     fn last_event_before(&mut self, name: &str, at: Timestamp) -> Result<u64, T::Error> {
-        let sql = "SELECT seq FROM everstep_events WHERE name = $1 AND published_at < $2 \
+        let sql = "SELECT seq FROM everstep_events WHERE name = ?1 AND published_at < ?2 \
                    ORDER BY seq DESC LIMIT 1";
         self.sql().count(sql, params![name, at])
     }
 
     fn oldest_kept(&mut self, name: &str) -> Result<Option<StoredEvent>, T::Error> {
         let sql = format!(
-            "SELECT {EVENT} FROM everstep_events WHERE name = $1 AND given_to IS NULL \
+            "SELECT {EVENT} FROM everstep_events WHERE name = ?1 AND given_to IS NULL \
              AND told IS NULL ORDER BY seq LIMIT 1"
         );
         self.sql().row(sql, params![name], event)
@@ -211,8 +213,9 @@ impl<T: SqlTables> EventTables for InSql<T> {
 
     fn expired_events(&mut self, limit: usize) -> Result<Vec<(String, u64)>, T::Error> {
         let sql = "SELECT name, seq FROM everstep_events WHERE given_to IS NULL AND told IS NULL \
-                   AND expires_at <= $1 ORDER BY expires_at, name, seq LIMIT $2";
-        let params = params![self.now(), limit];
+                   AND expires_at <= ?1 ORDER BY expires_at, name, seq LIMIT ?2";
+        let now = self.now();
+        let params = params![now, limit];
         let found = self.sql().rows(sql, params, name_and_seq)?;
         // The rules count what they are given here as removed. So it must be looked at again under
         // the locks of the names; those that somebody else has at the moment can wait.
@@ -261,12 +264,12 @@ impl<T: SqlTables> EventTables for InSql<T> {
     ) -> Result<Vec<EventWaiter>, T::Error> {
         // `IS NOT DISTINCT FROM` would not use the index.
         let of_matching = match matching {
-            Some(_) => "matching = $2",
-            None => "matching IS NULL AND $2 IS NULL",
+            Some(_) => "matching = ?2",
+            None => "matching IS NULL AND ?2 IS NULL",
         };
         let sql = format!(
-            "SELECT {WAITER} FROM everstep_event_waiters{} WHERE name = $1 AND {of_matching} \
-             AND given IS NULL AND no > $3 ORDER BY no LIMIT $4",
+            "SELECT {WAITER} FROM everstep_event_waiters{} WHERE name = ?1 AND {of_matching} \
+             AND given IS NULL AND no > ?3 ORDER BY no LIMIT ?4",
             T::Sql::indexed_by("everstep_event_waiters_waiting")
         );
         let params = params![name, matching, after, limit];
@@ -286,13 +289,13 @@ impl<T: SqlTables> EventTables for InSql<T> {
             (None, Of::Operation(Waiter { run, generation, key })) => {
                 let sql = format!(
                     "SELECT {WAITER} FROM everstep_event_waiters \
-                     WHERE run = $1 AND generation = $2 AND wait = $3"
+                     WHERE run = ?1 AND generation = ?2 AND wait = ?3"
                 );
                 self.sql().rows(sql, params![run, generation, key], waiter)?
             }
             (None, Of::Run(run)) => {
                 let sql = format!(
-                    "SELECT {WAITER} FROM everstep_event_waiters WHERE run = $1 \
+                    "SELECT {WAITER} FROM everstep_event_waiters WHERE run = ?1 \
                      ORDER BY generation, wait"
                 );
                 self.sql().rows(sql, params![run], waiter)?
@@ -324,7 +327,7 @@ impl<T: SqlTables> EventTables for InSql<T> {
             return Ok(known);
         }
         let sql = "SELECT seq FROM everstep_event_cursors \
-                   WHERE run = $1 AND name = $2 AND matching = $3";
+                   WHERE run = ?1 AND name = ?2 AND matching = ?3";
         self.sql().count(sql, params![run, name, key])
     }
 
@@ -354,9 +357,9 @@ impl<T: SqlTables> EventTables for InSql<T> {
         key: &str,
         until: Timestamp,
     ) -> Result<bool, T::Error> {
-        let sql = "INSERT INTO everstep_event_dedupes (name, key, until) VALUES ($1, $2, $3) \
+        let sql = "INSERT INTO everstep_event_dedupes (name, key, until) VALUES (?1, ?2, ?3) \
                    ON CONFLICT (name, key) DO UPDATE SET until = excluded.until \
-                   WHERE everstep_event_dedupes.until <= $4";
+                   WHERE everstep_event_dedupes.until <= ?4";
         Ok(self.sql().execute_now(sql, params![name, key, until, self.now()])? > 0)
     }
 
@@ -364,11 +367,11 @@ impl<T: SqlTables> EventTables for InSql<T> {
         // The names are not locked. A key that is being used again is left alone, not waited for.
         let sql = T::Sql::pick(
             "DELETE FROM everstep_event_dedupes WHERE (name, key) IN \
-             (SELECT name, key FROM everstep_event_dedupes WHERE until <= $1 LIMIT $2)",
+             (SELECT name, key FROM everstep_event_dedupes WHERE until <= ?1 LIMIT ?2)",
             "WITH old AS MATERIALIZED (SELECT name, key FROM everstep_event_dedupes \
-             WHERE until <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED) \
+             WHERE until <= ?1 LIMIT ?2 FOR UPDATE SKIP LOCKED) \
              DELETE FROM everstep_event_dedupes AS dedupes USING old \
-             WHERE dedupes.name = old.name AND dedupes.key = old.key AND until <= $1",
+             WHERE dedupes.name = old.name AND dedupes.key = old.key AND until <= ?1",
         );
         self.sql().execute_now(sql, params![self.now(), limit])
     }
@@ -377,7 +380,7 @@ impl<T: SqlTables> EventTables for InSql<T> {
 pub(crate) fn event_row<S: Sql>(sql: &S, name: &str) -> Result<Option<EventRow>, S::Error> {
     let text = "SELECT name, last_seq, kept, dropped, (SELECT count(*) FROM everstep_event_waiters \
                 WHERE everstep_event_waiters.name = everstep_event_names.name AND given IS NULL) \
-                FROM everstep_event_names WHERE name = $1";
+                FROM everstep_event_names WHERE name = ?1";
     sql.row(text, params![name], |row| {
         Ok(read!(row => EventRow { name, published, kept, dropped, waiting }))
     })
@@ -387,7 +390,7 @@ pub(crate) fn to_tend<S: Sql>(sql: &S, now: Timestamp) -> Result<bool, S::Error>
     // Each is answered by its index.
     let text = "SELECT 1 WHERE EXISTS (SELECT 1 FROM everstep_events WHERE told IS NOT NULL) \
                 OR EXISTS (SELECT 1 FROM everstep_events WHERE given_to IS NULL \
-                AND told IS NULL AND expires_at <= $1) \
-                OR EXISTS (SELECT 1 FROM everstep_event_dedupes WHERE until <= $1)";
+                AND told IS NULL AND expires_at <= ?1) \
+                OR EXISTS (SELECT 1 FROM everstep_event_dedupes WHERE until <= ?1)";
     sql.exists(text, params![now])
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Sql, overview,
-    value::{IntoValue, Value},
+    value::{AsParam, Value},
 };
 use crate::store::{Filter, rules};
 
@@ -40,13 +40,13 @@ impl Condition {
     }
 
     /// Adds a parameter; how it is called.
-    pub(crate) fn param(&mut self, value: impl IntoValue) -> String {
-        self.params.push(value.value());
-        format!("${}", self.params.len())
+    pub(crate) fn param(&mut self, value: impl AsParam) -> String {
+        self.params.push(value.param().into());
+        format!("?{}", self.params.len())
     }
 
     /// Adds a condition, unless there is nothing to compare with.
-    pub(crate) fn require(&mut self, term: &str, value: Option<impl IntoValue>) {
+    pub(crate) fn require(&mut self, term: &str, value: Option<impl AsParam>) {
         if let Some(value) = value {
             let value = self.param(value);
             self.terms.push(format!("{term} {value}"));

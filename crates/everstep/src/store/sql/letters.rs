@@ -9,7 +9,7 @@ use super::{
     InSql, Sql, SqlTables, Subject,
     bulk::Bulk,
     columns::{self, from_json, to_json},
-    value::{BadValue, Datum, FromDatum, Row, params, read},
+    value::{AsParam, BadValue, Datum, FromDatum, Param, Row, params, read},
 };
 use crate::{
     commit::{DeadLetter, Delivery, InboxRow, LetterFilter, Target},
@@ -30,13 +30,13 @@ static BURY_INBOX: Bulk = Bulk::written(
     "everstep_inbox",
     0,
     "INSERT INTO everstep_dead_letters (run, name, body, reason, at, target) \
-     SELECT run, name, body, $2, $3, $4 FROM everstep_inbox \
-     WHERE run = $1 AND kind = 0 AND on_end IS NULL ORDER BY seq",
+     SELECT run, name, body, ?2, ?3, ?4 FROM everstep_inbox \
+     WHERE run = ?1 AND kind = 0 AND on_end IS NULL ORDER BY seq",
     "WITH unread AS (DELETE FROM everstep_inbox \
-     WHERE run = ANY ($1::bigint[]) AND kind = 0 AND on_end IS NULL \
-     RETURNING run, name, body, seq, array_position($1::bigint[], run) AS place) \
+     WHERE run = ANY (?1::bigint[]) AND kind = 0 AND on_end IS NULL \
+     RETURNING run, name, body, seq, array_position(?1::bigint[], run) AS place) \
      INSERT INTO everstep_dead_letters (run, name, body, reason, at, target) \
-     SELECT run, name, body, ($2::text[])[place], ($3::bigint[])[place], ($4::text[])[place] \
+     SELECT run, name, body, (?2::text[])[place], (?3::bigint[])[place], (?4::text[])[place] \
      FROM unread ORDER BY place, seq",
 );
 
@@ -44,8 +44,8 @@ static BURY_INBOX: Bulk = Bulk::written(
 static END_REQUESTS: Bulk = Bulk::written(
     "everstep_requests",
     1,
-    "UPDATE everstep_requests SET state = 2 WHERE run = $1 AND state = 0",
-    "UPDATE everstep_requests SET state = 2 FROM (SELECT unnest($1::bigint[]) AS run) AS ended \
+    "UPDATE everstep_requests SET state = 2 WHERE run = ?1 AND state = 0",
+    "UPDATE everstep_requests SET state = 2 FROM (SELECT unnest(?1::bigint[]) AS run) AS ended \
      WHERE everstep_requests.run = ended.run AND state = 0",
 );
 
@@ -55,9 +55,9 @@ static END_REQUESTS: Bulk = Bulk::written(
 static CONSUME: Bulk = Bulk::written(
     "everstep_inbox",
     2,
-    "DELETE FROM everstep_inbox WHERE run = $1 AND seq = $2",
-    "DELETE FROM everstep_inbox WHERE run = ANY ($1::bigint[]) AND ctid = ANY (ARRAY(\
-     SELECT place FROM unnest($1::bigint[], $2::bigint[]) AS gone (r, s), \
+    "DELETE FROM everstep_inbox WHERE run = ?1 AND seq = ?2",
+    "DELETE FROM everstep_inbox WHERE run = ANY (?1::bigint[]) AND ctid = ANY (ARRAY(\
+     SELECT place FROM unnest(?1::bigint[], ?2::bigint[]) AS gone (r, s), \
      LATERAL (SELECT ctid AS place FROM everstep_inbox WHERE run = r AND seq = s OFFSET 0) AS found))",
 );
 
@@ -93,6 +93,7 @@ fn target_json(target: &Target) -> String {
 
 impl<T: SqlTables> InboxTables for InSql<T> {
     fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> Result<(), T::Error> {
+        let (kind, on_end) = (row.kind.code(), row.on_end.as_deref().map(columns::fallback_json));
         let params = params![
             run,
             row.seq,
@@ -100,9 +101,9 @@ impl<T: SqlTables> InboxTables for InSql<T> {
             row.body,
             row.request,
             row.sent_at,
-            row.kind.code(),
+            kind,
             row.wait,
-            row.on_end.as_deref().map(columns::fallback_json),
+            on_end,
         ];
         self.sql().put(&PUT_INBOX, params)?;
         self.ahead().arrived(run, row);
@@ -115,7 +116,7 @@ impl<T: SqlTables> InboxTables for InSql<T> {
 
     fn count_inbox(&mut self, run: RunNo, max: u64) -> Result<u64, T::Error> {
         let sql =
-            "SELECT count(*) FROM (SELECT 1 FROM everstep_inbox WHERE run = $1 LIMIT $2) AS unread";
+            "SELECT count(*) FROM (SELECT 1 FROM everstep_inbox WHERE run = ?1 LIMIT ?2) AS unread";
         self.sql().count(sql, params![run, max])
     }
 
@@ -133,13 +134,13 @@ impl<T: SqlTables> InboxTables for InSql<T> {
             self.consume(run, &seqs)?;
             return Ok(taken);
         }
-        let (condition, params) = match part {
-            InboxPart::Answers(wait) => ("wait = $2", params![run, wait]),
+        let (condition, params): (_, &[Param<'_>]) = match &part {
+            InboxPart::Answers(wait) => ("wait = ?2", params![run, **wait]),
             InboxPart::AllAnswers => ("kind <> 0", params![run]),
             InboxPart::Fallbacks => ("on_end IS NOT NULL", params![run]),
         };
         let sql = format!(
-            "DELETE FROM everstep_inbox WHERE run = $1 AND {condition} RETURNING {}",
+            "DELETE FROM everstep_inbox WHERE run = ?1 AND {condition} RETURNING {}",
             columns::INBOX_ROW
         );
         let mut taken = self.sql().rows(sql, params, columns::inbox_row)?;
@@ -149,28 +150,27 @@ impl<T: SqlTables> InboxTables for InSql<T> {
     }
 
     fn has_dedupe(&mut self, run: RunNo, key: &str) -> Result<bool, T::Error> {
-        let sql = "SELECT 1 FROM everstep_dedupes WHERE run = $1 AND key = $2";
+        let sql = "SELECT 1 FROM everstep_dedupes WHERE run = ?1 AND key = ?2";
         self.sql().exists(sql, params![run, key])
     }
 
     fn open_request(&mut self, request: Uuid, run: RunNo) -> Result<(), T::Error> {
-        let sql = "INSERT INTO everstep_requests (id, run, state) VALUES ($1, $2, 0) \
+        let sql = "INSERT INTO everstep_requests (id, run, state) VALUES (?1, ?2, 0) \
                    ON CONFLICT (id) DO UPDATE SET run = excluded.run, state = 0, body = NULL";
         self.sql().execute(sql, params![request, run])
     }
 
     fn reply_if_open(&mut self, request: Uuid, body: &[u8]) -> Result<(), T::Error> {
-        let sql = "UPDATE everstep_requests SET state = 1, body = $2 WHERE id = $1 AND state = 0";
+        let sql = "UPDATE everstep_requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
         self.sql().execute(sql, params![request, body])
     }
 
     fn end_inbox(&mut self, id: RunId, reason: &str) -> Result<(), T::Error> {
         let (run, target) = (id.no(), target_json(&Target::Id(id)));
-        let row = params![run, reason, self.now(), target];
-        self.sql().put(&BURY_INBOX, row)?;
+        self.sql().put(&BURY_INBOX, params![run, reason, self.now(), target])?;
         // PostgreSQL does both by one statement.
         match T::Sql::pick(
-            "DELETE FROM everstep_inbox WHERE run = $1 AND kind = 0 AND on_end IS NULL",
+            "DELETE FROM everstep_inbox WHERE run = ?1 AND kind = 0 AND on_end IS NULL",
             "",
         ) {
             "" => {}
@@ -180,7 +180,7 @@ impl<T: SqlTables> InboxTables for InSql<T> {
     }
 
     fn note_dedupe(&mut self, run: RunNo, key: &str) -> Result<(), T::Error> {
-        let sql = "INSERT INTO everstep_dedupes (run, key) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+        let sql = "INSERT INTO everstep_dedupes (run, key) VALUES (?1, ?2) ON CONFLICT DO NOTHING";
         self.sql().execute(sql, params![run, key])
     }
 
@@ -191,23 +191,22 @@ impl<T: SqlTables> InboxTables for InSql<T> {
         reason: &str,
     ) -> Result<(), T::Error> {
         let sql = "INSERT INTO everstep_dead_letters (run, name, body, reason, at, target) \
-                   VALUES ($1, $2, $3, $4, $5, $6)";
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
         let target = target_json(&delivery.target);
         let Delivery { name, body, .. } = delivery;
-        let params = params![run, name, body, reason, self.now(), target];
         // Statements of their own, so that the order of their numbers is that of the writes.
-        self.sql().execute(sql, params)
+        self.sql().execute(sql, params![run, name, body, reason, self.now(), target])
     }
 
     fn letter(&mut self, no: u64) -> Result<Option<DeadLetter>, T::Error> {
         self.lock(Subject::Letter(no))?;
-        let sql = format!("{LETTERS} WHERE letters.no = $1");
+        let sql = format!("{LETTERS} WHERE letters.no = ?1");
         self.sql().row(sql, params![no], letter)
     }
 
     fn remove_letter(&mut self, no: u64) -> Result<bool, T::Error> {
         self.lock(Subject::Letter(no))?;
-        let sql = "DELETE FROM everstep_dead_letters WHERE no = $1";
+        let sql = "DELETE FROM everstep_dead_letters WHERE no = ?1";
         Ok(self.sql().execute_now(sql, params![no])? > 0)
     }
 }
@@ -218,20 +217,20 @@ pub(crate) fn list<S: Sql>(
     after: u64,
     limit: usize,
 ) -> Result<Vec<DeadLetter>, S::Error> {
-    let mut params = params![after, limit];
+    let mut params = params![after, limit].to_vec();
     // What a deleted run has left is not shown any more.
     let mut text = format!(
-        "{LETTERS} WHERE letters.no > $1 AND NOT EXISTS \
+        "{LETTERS} WHERE letters.no > ?1 AND NOT EXISTS \
          (SELECT 1 FROM everstep_graves WHERE everstep_graves.run = letters.run)"
     );
-    if let Some(run) = filter.run {
-        params.extend(params![run]);
-        text.push_str(&format!(" AND letters.run = ${}", params.len()));
+    if let Some(run) = &filter.run {
+        params.push(run.param());
+        text.push_str(&format!(" AND letters.run = ?{}", params.len()));
     }
     if let Some(name) = &filter.name {
-        params.extend(params![name]);
-        text.push_str(&format!(" AND letters.name = ${}", params.len()));
+        params.push(name.param());
+        text.push_str(&format!(" AND letters.name = ?{}", params.len()));
     }
-    text.push_str(" ORDER BY letters.no LIMIT $2");
-    sql.rows(text, params, letter)
+    text.push_str(" ORDER BY letters.no LIMIT ?2");
+    sql.rows(text, &params, letter)
 }

@@ -40,19 +40,21 @@ static PUT_PLACE: Bulk = Bulk::put(
 impl<T: SqlTables> LimitTables for InSql<T> {
     fn limit(&mut self, name: &str, key: &str) -> Result<Option<LimitRow>, T::Error> {
         self.lock(Subject::Limit(name, key))?;
-        let sql = format!("SELECT {LIMIT} FROM everstep_limits WHERE name = $1 AND key = $2");
+        let sql = format!("SELECT {LIMIT} FROM everstep_limits WHERE name = ?1 AND key = ?2");
         self.sql().row(sql, params![name, key], limit_row)
     }
 
     fn put_limit(&mut self, row: &LimitRow) -> Result<(), T::Error> {
-        let rate = row.rule.rate;
+        let rate = row.rule.rate.as_ref();
+        let (count, per_ms) = (rate.map(|rate| rate.count), rate.map(|rate| rate.per_ms));
+        let burst = rate.map(|rate| rate.burst);
         let params = params![
             row.name,
             row.key,
             row.rule.concurrency,
-            rate.map(|rate| rate.count),
-            rate.map(|rate| rate.per_ms),
-            rate.map(|rate| rate.burst),
+            count,
+            per_ms,
+            burst,
             row.held,
             row.waiting,
             row.arrivals,
@@ -63,7 +65,7 @@ impl<T: SqlTables> LimitTables for InSql<T> {
     }
 
     fn remove_limit(&mut self, row: &LimitRow) -> Result<(), T::Error> {
-        let sql = "DELETE FROM everstep_limits WHERE name = $1 AND key = $2";
+        let sql = "DELETE FROM everstep_limits WHERE name = ?1 AND key = ?2";
         self.sql().execute(sql, params![row.name, row.key])
     }
 
@@ -71,15 +73,15 @@ impl<T: SqlTables> LimitTables for InSql<T> {
         // These keys are not locked. A row that somebody writes is left alone, not waited for; one
         // that somebody has read and writes after this is made anew by that.
         let sql = T::Sql::pick(
-            "DELETE FROM everstep_limits WHERE name = $1 AND key IN (SELECT key \
-             FROM everstep_limits WHERE name = $1 AND held = 0 AND waiting = 0 AND turn_us <= $2 \
-             ORDER BY turn_us, key LIMIT $3)",
+            "DELETE FROM everstep_limits WHERE name = ?1 AND key IN (SELECT key \
+             FROM everstep_limits WHERE name = ?1 AND held = 0 AND waiting = 0 AND turn_us <= ?2 \
+             ORDER BY turn_us, key LIMIT ?3)",
             "WITH idle AS MATERIALIZED (SELECT name, key FROM everstep_limits \
-             WHERE name = $1 AND held = 0 AND waiting = 0 AND turn_us <= $2 \
-             ORDER BY turn_us, key LIMIT $3 FOR UPDATE SKIP LOCKED) \
+             WHERE name = ?1 AND held = 0 AND waiting = 0 AND turn_us <= ?2 \
+             ORDER BY turn_us, key LIMIT ?3 FOR UPDATE SKIP LOCKED) \
              DELETE FROM everstep_limits USING idle \
              WHERE everstep_limits.name = idle.name AND everstep_limits.key = idle.key \
-             AND held = 0 AND waiting = 0 AND turn_us <= $2",
+             AND held = 0 AND waiting = 0 AND turn_us <= ?2",
         );
         self.sql().execute(sql, params![name, now_us, max])
     }
@@ -100,13 +102,13 @@ impl<T: SqlTables> LimitTables for InSql<T> {
 
     fn remove_place(&mut self, of: &Waiter) -> Result<(), T::Error> {
         let sql = "DELETE FROM everstep_limit_places \
-                   WHERE run = $1 AND generation = $2 AND operation = $3";
+                   WHERE run = ?1 AND generation = ?2 AND operation = ?3";
         self.sql().execute(sql, params![of.run, of.generation, of.key])
     }
 
     fn first_in_line(&mut self, name: &str, key: &str) -> Result<Option<Place>, T::Error> {
         let sql = format!(
-            "SELECT {PLACE} FROM everstep_limit_places WHERE name = $1 AND key = $2 AND given = 0 \
+            "SELECT {PLACE} FROM everstep_limit_places WHERE name = ?1 AND key = ?2 AND given = 0 \
              ORDER BY arrival LIMIT 1"
         );
         self.sql().row(sql, params![name, key], place)
@@ -118,14 +120,14 @@ impl<T: SqlTables> LimitTables for InSql<T> {
             Of::Operation(Waiter { run, generation, key }) => {
                 let sql = format!(
                     "SELECT {PLACE} FROM everstep_limit_places \
-                     WHERE run = $1 AND generation = $2 AND operation = $3"
+                     WHERE run = ?1 AND generation = ?2 AND operation = ?3"
                 );
                 return self.sql().rows(sql, params![run, generation, key], place);
             }
             Of::Run(run) => run,
         };
         let sql = format!(
-            "SELECT {PLACE} FROM everstep_limit_places WHERE run = $1 ORDER BY generation, operation"
+            "SELECT {PLACE} FROM everstep_limit_places WHERE run = ?1 ORDER BY generation, operation"
         );
         let places = self.sql().rows(sql.clone(), params![run], place)?;
         if run != HOLDERS || places.is_empty() || !T::Sql::HAS_OTHERS {
@@ -145,7 +147,7 @@ pub(crate) fn places<S: Sql>(sql: &S, run: RunNo) -> Result<Vec<LimitPlace>, S::
     let text = "SELECT name, key, operation, given, (SELECT id FROM everstep_limit_places AS other \
                 JOIN everstep_runs ON everstep_runs.no = other.run WHERE other.name = mine.name \
                 AND other.key = mine.key AND other.given = 1 ORDER BY other.arrival LIMIT 1) \
-                FROM everstep_limit_places AS mine WHERE run = $1 ORDER BY generation, operation";
+                FROM everstep_limit_places AS mine WHERE run = ?1 ORDER BY generation, operation";
     sql.rows(text, params![run], |row| {
         Ok(read!(row => LimitPlace { name, key, operation, given, holder }))
     })
@@ -158,11 +160,11 @@ pub(crate) fn list<S: Sql>(
     limit: usize,
 ) -> Result<Vec<LimitRow>, S::Error> {
     let condition = match name {
-        Some(_) => "name = $1",
-        None => "$1 IS NULL",
+        Some(_) => "name = ?1",
+        None => "?1 IS NULL",
     };
     let text = format!(
-        "SELECT {LIMIT} FROM everstep_limits WHERE {condition} ORDER BY name, key LIMIT $2"
+        "SELECT {LIMIT} FROM everstep_limits WHERE {condition} ORDER BY name, key LIMIT ?2"
     );
     sql.rows(text, params![name, limit], limit_row)
 }

@@ -8,7 +8,7 @@ use super::{
     Sql, columns,
     filter::Condition,
     overview::{self, ENDED},
-    value::{BadValue, Row, Value, params},
+    value::{BadValue, Row, Value, borrowed, params},
 };
 use crate::{
     run_id::{RunId, RunNo},
@@ -60,7 +60,7 @@ impl<S: Sql, T> Listing<'_, S, T> {
             runs_by_number::<S>(),
             condition.text(),
         );
-        self.sql.rows(text, condition.params, self.read)
+        self.sql.rows(text, &borrowed(&condition.params), self.read)
     }
 }
 
@@ -77,7 +77,7 @@ impl<S: Sql, T> listing::Listing for Listing<'_, S, T> {
 
     fn nth_before(&self, before: RunNo, n: usize) -> Result<Option<RunNo>, S::Error> {
         let text = format!(
-            "SELECT no FROM {} WHERE no < $1 ORDER BY no DESC LIMIT 1 OFFSET $2",
+            "SELECT no FROM {} WHERE no < ?1 ORDER BY no DESC LIMIT 1 OFFSET ?2",
             runs_by_number::<S>()
         );
         self.sql.row(text, params![before, n - 1], |row| row.get(0))
@@ -101,7 +101,7 @@ impl<S: Sql, T> listing::Listing for Listing<'_, S, T> {
         let text = format!(
             "SELECT no FROM ({found}) AS met WHERE no < {before} ORDER BY {order} LIMIT {limit}"
         );
-        self.sql.rows(text, condition.params, |row| row.get(0))
+        self.sql.rows(text, &borrowed(&condition.params), |row| row.get(0))
     }
 
     fn matching(&self, of: &[RunNo], limit: usize) -> Result<Vec<T>, S::Error> {

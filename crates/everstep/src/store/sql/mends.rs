@@ -52,7 +52,7 @@ fn execute<T: SqlTables>(
     row: &[Cell],
 ) -> Result<u64, T::Error> {
     tables.forget(run);
-    let changed = tables.sql().execute_now(sql, values(row))?;
+    let changed = tables.sql().execute_now(sql, &values(row))?;
     Ok(changed as u64)
 }
 
@@ -69,7 +69,7 @@ fn mend_row<T: SqlTables>(
         return execute(tables, run, sql.into(), row);
     }
     lock(tables, rule.remedy, row)?;
-    if !tables.sql().exists(texts::is_broken(rule, item::<T::Sql>()), values(row))? {
+    if !tables.sql().exists(texts::is_broken(rule, item::<T::Sql>()), &values(row))? {
         return Ok(0);
     }
     mend_by_rules(tables, rule.remedy, row).map(u64::from)
@@ -131,7 +131,7 @@ fn recount<T: SqlTables>(tables: &mut InSql<T>, name: &str, key: &str) -> Result
         return Ok(false);
     };
     let sql = "SELECT count(*) FILTER (WHERE given = 1), count(*) FILTER (WHERE given = 0) \
-               FROM everstep_limit_places WHERE name = $1 AND key = $2";
+               FROM everstep_limit_places WHERE name = ?1 AND key = ?2";
     let counts = tables.sql().row(sql, params![name, key], |row| Ok((row.get(0)?, row.get(1)?)))?;
     (row.held, row.waiting) = counts.unwrap_or_default();
     limits::move_line(tables, row)?;

@@ -7,7 +7,7 @@ use super::{
     Sql, columns,
     filter::Condition,
     queues::in_state,
-    value::{BadValue, Value, params, read},
+    value::{BadValue, Value, borrowed, params, read},
 };
 use crate::{
     commit::{InboxRow, ItemState, QueueStats, RunStatus},
@@ -23,7 +23,7 @@ pub(crate) fn unread<S: Sql>(
     limit: usize,
 ) -> Result<Vec<InboxRow>, S::Error> {
     let text = format!(
-        "SELECT {} FROM everstep_inbox WHERE run = $1 AND seq > $2 ORDER BY seq LIMIT $3",
+        "SELECT {} FROM everstep_inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
         columns::INBOX_ROW
     );
     sql.rows(text, params![run, after, limit], columns::inbox_row)
@@ -55,13 +55,14 @@ pub(crate) fn queues<S: Sql>(
     };
     let text = format!(
         "WITH RECURSIVE names (queue, place) AS (SELECT {}, 1 UNION ALL \
-         SELECT {}, place + 1 FROM names WHERE queue IS NOT NULL AND place < $2) \
-         SELECT queue FROM names WHERE queue IS NOT NULL AND place <= $2 ORDER BY place",
-        next("$1"),
+         SELECT {}, place + 1 FROM names WHERE queue IS NOT NULL AND place < ?2) \
+         SELECT queue FROM names WHERE queue IS NOT NULL AND place <= ?2 ORDER BY place",
+        next("?1"),
         next("names.queue"),
     );
     // Names are never empty.
-    let params = params![after.unwrap_or_default(), limit];
+    let after = after.unwrap_or_default();
+    let params = params![after, limit];
     let names: Vec<String> = sql.rows(text, params, |row| row.get(0))?;
     let rows = names.into_iter().map(|name| {
         let stats = stats_up_to(sql, &name, most)?;
@@ -75,7 +76,7 @@ pub(crate) fn stats_up_to<S: Sql>(sql: &S, queue: &str, most: u64) -> Result<Que
     let count = |state: ItemState| {
         format!(
             "(SELECT count(*) FROM (SELECT 1 FROM everstep_queue_items \
-             WHERE queue = $1 AND {} LIMIT $2) AS counted)",
+             WHERE queue = ?1 AND {} LIMIT ?2) AS counted)",
             in_state::<S>(state)
         )
     };
@@ -89,7 +90,7 @@ pub(crate) fn stats_up_to<S: Sql>(sql: &S, queue: &str, most: u64) -> Result<Que
     .map(count);
     // The oldest of each priority is the first of it in the index.
     let ready = format!(
-        "FROM everstep_queue_items{} WHERE queue = $1 AND state = 0 AND rank",
+        "FROM everstep_queue_items{} WHERE queue = ?1 AND state = 0 AND rank",
         S::indexed_by("everstep_queue_ready")
     );
     let text = format!(
@@ -110,7 +111,7 @@ pub(crate) fn count<S: Sql>(sql: &S, filter: &Filter) -> Result<u64, S::Error> {
     }
     let condition = Condition::narrowed(sql, filter)?;
     let text = format!("SELECT count(*) FROM everstep_runs WHERE {}", condition.text());
-    sql.count(text, condition.params)
+    sql.count(text, &borrowed(&condition.params))
 }
 
 /// How many match of each status. Without an index it looks at every run that the rest of the filter
@@ -124,7 +125,7 @@ pub(crate) fn count_by_status<S: Sql>(sql: &S, filter: &Filter) -> Result<Status
         let text = format!("SELECT status, count(*) FROM everstep_runs WHERE {terms} GROUP BY 1");
         (text, condition.params)
     };
-    let found = sql.rows(text, params, |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let found = sql.rows(text, &borrowed(&params), |row| Ok((row.get(0)?, row.get(1)?)))?;
     let mut counts = StatusCounts::default();
     let wanted = found.into_iter().filter(|(status, _)| filter.wants(*status));
     wanted.for_each(|(status, number)| counts.add(status, number));
@@ -187,10 +188,10 @@ pub(crate) fn tally<S: Sql>(sql: &S) -> Result<Vec<WorkflowCount>, S::Error> {
     let text = format!(
         "SELECT workflow, status, CAST(sum(runs) AS bigint) FROM ({} UNION ALL {}) AS counted \
          GROUP BY 1, 2 HAVING sum(runs) > 0",
-        ended_of_workflows::<S>("$1", ""),
+        ended_of_workflows::<S>("?1", ""),
         live.join(" UNION ALL ")
     );
-    sql.rows(text, vec![workflows], |row| {
+    sql.rows(text, params![workflows], |row| {
         Ok(read!(row => WorkflowCount { workflow, status, runs }))
     })
 }
@@ -269,7 +270,7 @@ pub(crate) fn names<S: Sql>(
          FROM names WHERE names.workflow IS NOT NULL) \
          SELECT workflow FROM names WHERE workflow IS NOT NULL"
     );
-    sql.rows(text, Vec::new(), |row| row.get(0))
+    sql.rows(text, &[], |row| row.get(0))
 }
 
 /// The row of `secrets` that has the retention horizon, in milliseconds as 8 bytes, the highest first: so
@@ -278,13 +279,13 @@ pub(crate) fn names<S: Sql>(
 const HORIZON: &str = "retention_horizon";
 
 pub(crate) fn horizon<S: Sql>(sql: &S) -> Result<Option<Timestamp>, S::Error> {
-    let text = "SELECT value FROM everstep_secrets WHERE name = $1";
+    let text = "SELECT value FROM everstep_secrets WHERE name = ?1";
     let found = sql.row(text, params![HORIZON], |row| row.get(0))?;
     Ok(found.map(|bytes| Timestamp::from_millis(i64::from_be_bytes(bytes))))
 }
 
 pub(crate) fn raise_horizon<S: Sql>(sql: &S, to: Timestamp) -> Result<(), S::Error> {
-    let text = "INSERT INTO everstep_secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) \
+    let text = "INSERT INTO everstep_secrets (name, value) VALUES (?1, ?2) ON CONFLICT (name) \
                 DO UPDATE SET value = excluded.value WHERE everstep_secrets.value < excluded.value";
     let bytes = to.as_millis().max(0).to_be_bytes();
     sql.execute(text, params![HORIZON, bytes])

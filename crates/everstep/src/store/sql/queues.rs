@@ -50,7 +50,7 @@ pub(crate) fn in_state<S: Sql>(state: ItemState) -> &'static str {
 }
 
 pub(crate) fn item<S: Sql>(sql: &S, item: ItemId) -> Result<Option<ItemRow>, S::Error> {
-    let text = format!("SELECT {ROW} FROM everstep_queue_items WHERE no = $1");
+    let text = format!("SELECT {ROW} FROM everstep_queue_items WHERE no = ?1");
     sql.row(text, params![item], item_row)
 }
 
@@ -63,8 +63,8 @@ pub(crate) fn list<S: Sql>(
 ) -> Result<Vec<ItemRow>, S::Error> {
     let state = state.map_or_else(String::new, |state| format!("AND {}", in_state::<S>(state)));
     let text = format!(
-        "SELECT {ROW} FROM everstep_queue_items WHERE queue = $1 {state} AND no > $2 \
-         ORDER BY no LIMIT $3"
+        "SELECT {ROW} FROM everstep_queue_items WHERE queue = ?1 {state} AND no > ?2 \
+         ORDER BY no LIMIT ?3"
     );
     let after = after.map_or(-1i64, |item| i64::try_from(item.0).unwrap_or(i64::MAX));
     sql.rows(text, params![queue, after, limit], item_row)
@@ -80,7 +80,7 @@ pub(crate) fn outlook<S: Sql>(
     now: Timestamp,
 ) -> Result<QueueOutlook, S::Error> {
     let text = format!(
-        "SELECT EXISTS (SELECT 1 FROM everstep_queue_items WHERE queue = $1 AND state = 0), {}, {}",
+        "SELECT EXISTS (SELECT 1 FROM everstep_queue_items WHERE queue = ?1 AND state = 0), {}, {}",
         first_time::<S>(ItemState::Delayed),
         first_time::<S>(ItemState::Claimed),
     );
@@ -97,7 +97,7 @@ pub(crate) fn outlook<S: Sql>(
 /// The earliest time of an item in this state of the queue that is the first parameter.
 pub(crate) fn first_time<S: Sql>(state: ItemState) -> String {
     format!(
-        "(SELECT at FROM everstep_queue_items{} WHERE queue = $1 AND {} ORDER BY at LIMIT 1)",
+        "(SELECT at FROM everstep_queue_items{} WHERE queue = ?1 AND {} ORDER BY at LIMIT 1)",
         S::indexed_by("everstep_queue_timed"),
         in_state::<S>(state),
     )
@@ -106,7 +106,7 @@ pub(crate) fn first_time<S: Sql>(state: ItemState) -> String {
 pub(crate) fn first_place_lost<S: Sql>(sql: &S) -> Result<Option<Timestamp>, S::Error> {
     let text = format!(
         "SELECT min(item.at) FROM everstep_limit_places AS t \
-         JOIN everstep_queue_items AS item ON item.no = {} WHERE t.run = $1",
+         JOIN everstep_queue_items AS item ON item.no = {} WHERE t.run = ?1",
         super::doctor::item::<S>()
     );
     let found = sql.row(text, params![HOLDERS], |row| row.get(0))?;
@@ -114,8 +114,8 @@ pub(crate) fn first_place_lost<S: Sql>(sql: &S) -> Result<Option<Timestamp>, S::
 }
 
 pub(crate) fn ended<S: Sql>(sql: &S, items: &[ItemId]) -> Result<Vec<EndedItem>, S::Error> {
-    let text = format!("SELECT no, answer FROM everstep_queue_items WHERE no {}", S::is_any("$1"));
-    let found = sql.rows(text, vec![numbers(items)], |row| {
+    let text = format!("SELECT no, answer FROM everstep_queue_items WHERE no {}", S::is_any("?1"));
+    let found = sql.rows(text, params![numbers(items)], |row| {
         Ok((row.get(0)?, row.get::<Option<Vec<u8>>>(1)?))
     })?;
     let found: HashMap<ItemId, _> = found.into_iter().collect();
@@ -141,8 +141,8 @@ pub(crate) fn ready_items<S: Sql>(
     limit: usize,
 ) -> Result<Vec<ReadyItem>, S::Error> {
     let text = format!(
-        "SELECT {HEAD}, payload, trace FROM everstep_queue_items{} WHERE queue = $1 AND state = 0 \
-         ORDER BY rank, at, no LIMIT $2",
+        "SELECT {HEAD}, payload, trace FROM everstep_queue_items{} WHERE queue = ?1 AND state = 0 \
+         ORDER BY rank, at, no LIMIT ?2",
         S::indexed_by("everstep_queue_ready")
     );
     sql.rows(text, params![queue, limit], |row| {

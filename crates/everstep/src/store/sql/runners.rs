@@ -19,7 +19,7 @@ pub(crate) fn list<S: Sql>(sql: &S) -> Result<Vec<RunnerRow>, S::Error> {
          (SELECT {shards} FROM everstep_shards WHERE runner = everstep_runners.id) \
          FROM everstep_runners ORDER BY id"
     );
-    sql.rows(text, Vec::new(), runner_row)
+    sql.rows(text, &[], runner_row)
 }
 
 fn runner_row(row: &dyn Row) -> Result<RunnerRow, BadValue> {
@@ -44,7 +44,7 @@ fn runner_row(row: &dyn Row) -> Result<RunnerRow, BadValue> {
 /// Whether the runner's row has this epoch; it keeps it until the transaction ends.
 pub(crate) fn fence_holds<S: Sql>(sql: &S, fence: Fence) -> Result<bool, S::Error> {
     let text = format!(
-        "SELECT 1 FROM everstep_runners WHERE id = $1 AND epoch = $2{}",
+        "SELECT 1 FROM everstep_runners WHERE id = ?1 AND epoch = ?2{}",
         S::pick("", " FOR KEY SHARE")
     );
     sql.exists(text, params![fence.runner, fence.epoch])
@@ -53,7 +53,7 @@ pub(crate) fn fence_holds<S: Sql>(sql: &S, fence: Fence) -> Result<bool, S::Erro
 /// As [`fence_holds`]. Waits for batches under way, which go by the shards that the runner has.
 fn holds_alone<S: Sql>(sql: &S, fence: Fence) -> Result<bool, S::Error> {
     let text = format!(
-        "SELECT 1 FROM everstep_runners WHERE id = $1 AND epoch = $2{}",
+        "SELECT 1 FROM everstep_runners WHERE id = ?1 AND epoch = ?2{}",
         S::pick("", " FOR UPDATE")
     );
     sql.exists(text, params![fence.runner, fence.epoch])
@@ -66,7 +66,7 @@ pub(crate) fn release_shards<S: Sql>(
 ) -> Result<(), S::Error> {
     if holds_alone(sql, fence)? {
         let text =
-            format!("DELETE FROM everstep_shards WHERE runner = $1 AND shard {}", S::is_any("$2"));
+            format!("DELETE FROM everstep_shards WHERE runner = ?1 AND shard {}", S::is_any("?2"));
         sql.execute(text, params![fence.runner, listed(shards)])?;
     }
     Ok(())
@@ -74,9 +74,9 @@ pub(crate) fn release_shards<S: Sql>(
 
 pub(crate) fn deregister<S: Sql>(sql: &S, fence: Fence) -> Result<(), S::Error> {
     if holds_alone(sql, fence)? {
-        let text = "DELETE FROM everstep_shards WHERE runner = $1";
+        let text = "DELETE FROM everstep_shards WHERE runner = ?1";
         sql.execute(text, params![fence.runner])?;
-        let text = "DELETE FROM everstep_runners WHERE id = $1";
+        let text = "DELETE FROM everstep_runners WHERE id = ?1";
         sql.execute(text, params![fence.runner])?;
     }
     Ok(())

@@ -65,17 +65,17 @@ static WRITE_LINKS: Bulk = Bulk::update("everstep_runs", 1, "no bigint, links bi
 static WRITE_HEAD: Bulk = Bulk::written(
     "everstep_runs",
     1,
-    "UPDATE everstep_runs SET status = $2, ending = $3, available_at = $4, attempts = $5, \
-     inbox_seq = $6, cancel_requested = $7, last_number = $8, updated_at = $9, waiting = $10, \
-     resume_at = $11, recoveries = CASE WHEN $12 = 1 THEN 0 ELSE recoveries END WHERE no = $1",
+    "UPDATE everstep_runs SET status = ?2, ending = ?3, available_at = ?4, attempts = ?5, \
+     inbox_seq = ?6, cancel_requested = ?7, last_number = ?8, updated_at = ?9, waiting = ?10, \
+     resume_at = ?11, recoveries = CASE WHEN ?12 = 1 THEN 0 ELSE recoveries END WHERE no = ?1",
     "UPDATE everstep_runs SET status = new.status, ending = new.ending, \
      available_at = new.available_at, attempts = new.attempts, inbox_seq = new.inbox_seq, \
      cancel_requested = new.cancel_requested, last_number = new.last_number, \
      updated_at = new.now, waiting = new.waiting, resume_at = new.resume_at, \
      recoveries = CASE WHEN new.fresh = 1 THEN 0 ELSE recoveries END \
-     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
-     $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::text[], $11::bigint[], \
-     $12::bigint[]) AS new (no, status, ending, available_at, attempts, inbox_seq, \
+     FROM unnest(?1::bigint[], ?2::bigint[], ?3::bigint[], ?4::bigint[], ?5::bigint[], \
+     ?6::bigint[], ?7::bigint[], ?8::bigint[], ?9::bigint[], ?10::text[], ?11::bigint[], \
+     ?12::bigint[]) AS new (no, status, ending, available_at, attempts, inbox_seq, \
      cancel_requested, last_number, now, waiting, resume_at, fresh) \
      WHERE everstep_runs.no = new.no",
 );
@@ -83,11 +83,11 @@ static WRITE_HEAD: Bulk = Bulk::written(
 static WRITE_RUNNING: Bulk = Bulk::written(
     "everstep_runs",
     1,
-    "UPDATE everstep_runs SET status = $2, available_at = $3, last_number = $4, updated_at = $5, \
-     recoveries = 0, waiting = NULL WHERE no = $1",
+    "UPDATE everstep_runs SET status = ?2, available_at = ?3, last_number = ?4, updated_at = ?5, \
+     recoveries = 0, waiting = NULL WHERE no = ?1",
     "UPDATE everstep_runs SET status = new.status, available_at = new.available_at, \
      last_number = new.last_number, updated_at = new.now, recoveries = 0, waiting = NULL \
-     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[]) \
+     FROM unnest(?1::bigint[], ?2::bigint[], ?3::bigint[], ?4::bigint[], ?5::bigint[]) \
      AS new (no, status, available_at, last_number, now) WHERE everstep_runs.no = new.no",
 );
 
@@ -116,11 +116,11 @@ static IMPORT_RUN: Bulk = Bulk::insert(
 static PUT_KEY: Bulk = Bulk::written(
     "everstep_keys",
     3,
-    "INSERT INTO everstep_keys (run, workflow, key) VALUES ($1, $2, $3) \
+    "INSERT INTO everstep_keys (run, workflow, key) VALUES (?1, ?2, ?3) \
      ON CONFLICT (workflow, key) DO UPDATE SET run = excluded.run, deleted_id = NULL, \
      deleted_at = NULL, kept_until = NULL",
     "INSERT INTO everstep_keys (run, workflow, key) \
-     SELECT run, workflow, key FROM unnest($1::bigint[], $2::text[], $3::text[]) \
+     SELECT run, workflow, key FROM unnest(?1::bigint[], ?2::text[], ?3::text[]) \
      AS new (run, workflow, key) ORDER BY workflow, key",
 );
 
@@ -133,7 +133,7 @@ const WORKFLOW_OF_KEY: &str = "WITH RECURSIVE names (workflow) AS \
     (SELECT min(workflow) FROM everstep_keys UNION ALL SELECT (SELECT min(workflow) FROM everstep_keys \
     WHERE everstep_keys.workflow > names.workflow) FROM names WHERE names.workflow IS NOT NULL) \
     SELECT everstep_keys.workflow FROM names JOIN everstep_keys ON everstep_keys.workflow = names.workflow \
-    WHERE everstep_keys.key = $1 AND everstep_keys.run = $2";
+    WHERE everstep_keys.key = ?1 AND everstep_keys.run = ?2";
 
 /// Enters the tags of a run.
 pub(crate) fn put_tags<T: SqlTables>(
@@ -162,8 +162,8 @@ fn put_key<T: SqlTables>(
     let name = (workflow.to_owned(), key.to_owned());
     let before = tables.ahead().keys.insert(name, Some(Keyed::Run(run)));
     if let Some(Some(Keyed::Deleted(_))) = before {
-        let sql = "UPDATE everstep_keys SET run = $3, deleted_id = NULL, deleted_at = NULL, \
-                   kept_until = NULL WHERE workflow = $1 AND key = $2";
+        let sql = "UPDATE everstep_keys SET run = ?3, deleted_id = NULL, deleted_at = NULL, \
+                   kept_until = NULL WHERE workflow = ?1 AND key = ?2";
         return tables.sql().execute(sql, params![workflow, key, run]);
     }
     tables.sql().put(&PUT_KEY, params![run, workflow, key])
@@ -177,19 +177,21 @@ fn write_head<T: SqlTables>(
     waiting: Option<&str>,
     recoveries: Recoveries,
 ) -> Result<(), T::Error> {
+    let (run, number, now) = (head.id.no(), head.stored_number(), tables.instant());
+    let is_fresh = recoveries == Recoveries::Cleared;
     let row = params![
-        head.id.no(),
+        run,
         head.status,
         head.ending,
         head.available_at,
         head.attempts,
         head.inbox_seq,
         head.cancel,
-        head.stored_number(),
-        tables.instant(),
+        number,
+        now,
         waiting,
         head.resume_at,
-        recoveries == Recoveries::Cleared,
+        is_fresh,
     ];
     tables.sql().put(&WRITE_HEAD, row)
 }
@@ -199,13 +201,13 @@ fn write_generation<T: SqlTables>(
     head: &Head,
     next: NextGeneration<'_>,
 ) -> Result<(), T::Error> {
-    let sql = "UPDATE everstep_runs SET generation = $2, workflow = $3, version = $4, \
-               pool = $5, input = $6 WHERE no = $1";
+    let sql = "UPDATE everstep_runs SET generation = ?2, workflow = ?3, version = ?4, \
+               pool = ?5, input = ?6 WHERE no = ?1";
     let (run, generation) = (head.id.no(), head.generation);
     let NextGeneration { workflow, version, pool, input } = next;
     let params = params![run, generation, workflow, version, pool, input];
     tables.sql().execute(sql, params)?;
-    let sql = "INSERT INTO everstep_old_generations (run, generation) VALUES ($1, $2) \
+    let sql = "INSERT INTO everstep_old_generations (run, generation) VALUES (?1, ?2) \
                ON CONFLICT DO NOTHING";
     tables.sql().execute(sql, params![run, generation - 1])
 }
@@ -253,7 +255,7 @@ impl<T: SqlTables> RunTables for InSql<T> {
         }
         let sql = format!(
             "SELECT run, deleted_id, deleted_at, kept_until FROM everstep_keys \
-             WHERE workflow = $1 AND key = $2{}",
+             WHERE workflow = ?1 AND key = ?2{}",
             T::Sql::pick("", " FOR UPDATE")
         );
         let found = self.sql().row(sql, params![workflow, key], |row| keyed(row, 0))?;
@@ -281,7 +283,7 @@ impl<T: SqlTables> RunTables for InSql<T> {
         match self.known_grave(run)? {
             Some(is_grave) => Ok(is_grave),
             None => {
-                let sql = "SELECT 1 FROM everstep_graves WHERE run = $1";
+                let sql = "SELECT 1 FROM everstep_graves WHERE run = ?1";
                 self.sql().exists(sql, params![run])
             }
         }
@@ -302,6 +304,8 @@ impl<T: SqlTables> RunTables for InSql<T> {
 
     fn import_run(&mut self, row: &RunRow, head: &Head) -> Result<(), T::Error> {
         let run = row.id.no();
+        let (now, number) = (self.instant(), head.stored_number());
+        let (recoveries, tags) = (0i64, columns::list_json(&row.tags));
         let values = params![
             run,
             row.id,
@@ -316,15 +320,15 @@ impl<T: SqlTables> RunTables for InSql<T> {
             head.available_at,
             row.deadline_at,
             row.created_at,
-            self.instant(),
+            now,
             row.finished_at,
             head.attempts,
-            0i64,
+            recoveries,
             head.inbox_seq,
             head.cancel,
-            head.stored_number(),
+            number,
             row.waiting,
-            columns::list_json(&row.tags),
+            tags,
             row.input,
             row.output,
             row.error,
@@ -345,7 +349,7 @@ impl<T: SqlTables> RunTables for InSql<T> {
         run: RunNo,
         input: &[u8],
     ) -> Result<Option<(RunId, bool)>, T::Error> {
-        let sql = "SELECT id, input = $2 OR generation > 1 FROM everstep_runs WHERE no = $1";
+        let sql = "SELECT id, input = ?2 OR generation > 1 FROM everstep_runs WHERE no = ?1";
         self.sql().row(sql, params![run, input], |row| Ok((row.get(0)?, row.get(1)?)))
     }
 
@@ -367,18 +371,18 @@ impl<T: SqlTables> RunTables for InSql<T> {
                 sql.put(&WRITE_RUNNING, row)?;
             }
             RunChange::Cancel => {
-                let text = "UPDATE everstep_runs SET cancel_requested = $2, available_at = $3, \
-                            updated_at = $4 WHERE no = $1";
+                let text = "UPDATE everstep_runs SET cancel_requested = ?2, available_at = ?3, \
+                            updated_at = ?4 WHERE no = ?1";
                 sql.execute(text, params![run, head.cancel, head.available_at, now])?;
             }
             RunChange::Shard => {
-                let text = "UPDATE everstep_runs SET shard = $2, status = $3, available_at = $4, \
-                            last_number = $5, updated_at = $6 WHERE no = $1";
+                let text = "UPDATE everstep_runs SET shard = ?2, status = ?3, available_at = ?4, \
+                            last_number = ?5, updated_at = ?6 WHERE no = ?1";
                 let (at, number) = (head.available_at, head.stored_number());
                 sql.execute(text, params![run, head.shard, head.status, at, number, now])?;
             }
             RunChange::Touch => {
-                let text = "UPDATE everstep_runs SET updated_at = $2 WHERE no = $1";
+                let text = "UPDATE everstep_runs SET updated_at = ?2 WHERE no = ?1";
                 sql.execute(text, params![run, now])?;
             }
             RunChange::Status { waiting, recoveries } => {
@@ -386,7 +390,7 @@ impl<T: SqlTables> RunTables for InSql<T> {
             }
             RunChange::RollBack { error } => {
                 write_head(self, head, None, Recoveries::Kept)?;
-                let text = "UPDATE everstep_runs SET error = $2 WHERE no = $1";
+                let text = "UPDATE everstep_runs SET error = ?2 WHERE no = ?1";
                 sql.execute(text, params![run, error])?;
             }
             RunChange::Continue(next) => {
@@ -399,7 +403,7 @@ impl<T: SqlTables> RunTables for InSql<T> {
             RunChange::Reopen => {
                 write_head(self, head, None, Recoveries::Cleared)?;
                 let text = "UPDATE everstep_runs SET output = NULL, error = NULL, \
-                            finished_at = NULL WHERE no = $1";
+                            finished_at = NULL WHERE no = ?1";
                 sql.execute(text, params![run])?;
             }
         }
@@ -408,7 +412,7 @@ impl<T: SqlTables> RunTables for InSql<T> {
     }
 
     fn labels(&mut self, run: RunNo) -> Result<Option<Labels>, T::Error> {
-        let sql = "SELECT workflow, key, finished_at, tags FROM everstep_runs WHERE no = $1";
+        let sql = "SELECT workflow, key, finished_at, tags FROM everstep_runs WHERE no = ?1";
         self.sql().row(sql, params![run], |row| {
             Ok(read!(row => Labels { workflow, key, finished_at, tags }))
         })
@@ -426,15 +430,14 @@ impl<T: SqlTables> RunTables for InSql<T> {
         for new in after.iter().filter(|tag| !before.contains(tag)) {
             put_tags(self, run, std::slice::from_ref(new))?;
         }
-        let sql = "UPDATE everstep_runs SET tags = $2 WHERE no = $1";
+        let sql = "UPDATE everstep_runs SET tags = ?2 WHERE no = ?1";
         self.sql().execute(sql, params![run, columns::list_json(after)])
     }
 
     fn write_home_if_new(&mut self, run: RunNo, pool: &str) -> Result<bool, T::Error> {
         let sql =
-            "UPDATE everstep_runs SET pool = $2, updated_at = $3 WHERE no = $1 AND pool <> $2";
-        let params = params![run, pool, self.instant()];
-        Ok(self.sql().execute_now(sql, params)? > 0)
+            "UPDATE everstep_runs SET pool = ?2, updated_at = ?3 WHERE no = ?1 AND pool <> ?2";
+        Ok(self.sql().execute_now(sql, params![run, pool, self.instant()])? > 0)
     }
 
     fn bury_key_if_of(
@@ -452,8 +455,8 @@ impl<T: SqlTables> RunTables for InSql<T> {
             },
         };
         if let Some(tombstone) = tombstone {
-            let sql = "UPDATE everstep_keys SET run = $4, deleted_id = $5, deleted_at = $6, \
-                       kept_until = $7 WHERE workflow = $1 AND key = $2 AND run = $3";
+            let sql = "UPDATE everstep_keys SET run = ?4, deleted_id = ?5, deleted_at = ?6, \
+                       kept_until = ?7 WHERE workflow = ?1 AND key = ?2 AND run = ?3";
             let params = params![
                 workflow,
                 key,
@@ -465,7 +468,7 @@ impl<T: SqlTables> RunTables for InSql<T> {
             ];
             self.sql().execute(sql, params)?;
         } else {
-            let sql = "DELETE FROM everstep_keys WHERE workflow = $1 AND key = $2 AND run = $3";
+            let sql = "DELETE FROM everstep_keys WHERE workflow = ?1 AND key = ?2 AND run = ?3";
             self.sql().execute(sql, params![workflow, key, run])?;
         }
         // It is read again if it is asked for.
@@ -476,9 +479,9 @@ impl<T: SqlTables> RunTables for InSql<T> {
 
     fn delete_run(&mut self, run: RunNo, tags: &[(String, String)]) -> Result<(), T::Error> {
         tags.iter().try_for_each(|tag| delete_tag(self, run, tag))?;
-        let sql = "DELETE FROM everstep_runs WHERE no = $1";
+        let sql = "DELETE FROM everstep_runs WHERE no = ?1";
         self.sql().execute(sql, params![run])?;
-        let sql = "INSERT INTO everstep_graves (run) VALUES ($1) ON CONFLICT DO NOTHING";
+        let sql = "INSERT INTO everstep_graves (run) VALUES (?1) ON CONFLICT DO NOTHING";
         self.sql().execute(sql, params![run])?;
         self.buried(run);
         Ok(())
@@ -525,15 +528,15 @@ impl<T: SqlTables> RunTables for InSql<T> {
             T::Sql::skip_locked()
         );
         let read = |row: &dyn Row| Ok((row.get::<RunNo>(0)?, row.get::<u32>(1)?));
-        let Some((run, generation)) = self.sql().row(sql, Vec::new(), read)? else {
+        let Some((run, generation)) = self.sql().row(sql, &[], read)? else {
             return Ok(false);
         };
-        let sql = "DELETE FROM everstep_history WHERE run = $1 AND generation = $2 AND key IN \
-                   (SELECT key FROM everstep_history WHERE run = $1 AND generation = $2 \
-                   ORDER BY key LIMIT $3)";
+        let sql = "DELETE FROM everstep_history WHERE run = ?1 AND generation = ?2 AND key IN \
+                   (SELECT key FROM everstep_history WHERE run = ?1 AND generation = ?2 \
+                   ORDER BY key LIMIT ?3)";
         let deleted = self.sql().execute_now(sql, params![run, generation, limit])?;
         if deleted < limit as usize {
-            let sql = "DELETE FROM everstep_old_generations WHERE run = $1 AND generation = $2";
+            let sql = "DELETE FROM everstep_old_generations WHERE run = ?1 AND generation = ?2";
             self.sql().execute(sql, params![run, generation])?;
         }
         Ok(true)

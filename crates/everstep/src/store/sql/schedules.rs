@@ -4,7 +4,7 @@ use super::{
     InSql, Query, Sql, SqlTables, Subject,
     bulk::Bulk,
     columns,
-    value::{BadValue, Datum, FromDatum, Row, Value, params, read},
+    value::{BadValue, Datum, FromDatum, Row, params, read},
 };
 use crate::{
     store::{DueSchedules, QueuedTick, ScheduleRow, rows::ScheduleTables},
@@ -27,7 +27,7 @@ static PUT_SCHEDULE: Bulk = Bulk::put(
 );
 
 pub(crate) fn read_one<S: Sql>(sql: &S, name: &str) -> Result<Option<ScheduleRow>, S::Error> {
-    let text = format!("SELECT {ROW} FROM everstep_schedules WHERE name = $1");
+    let text = format!("SELECT {ROW} FROM everstep_schedules WHERE name = ?1");
     sql.row(text, params![name], row)
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn read_all<S: Sql>(
     limit: usize,
 ) -> Result<Vec<ScheduleRow>, S::Error> {
     let text =
-        format!("SELECT {ROW} FROM everstep_schedules WHERE name > $1 ORDER BY name LIMIT $2");
+        format!("SELECT {ROW} FROM everstep_schedules WHERE name > ?1 ORDER BY name LIMIT ?2");
     // No name is empty.
     sql.rows(text, params![after.unwrap_or_default(), limit], row)
 }
@@ -49,7 +49,7 @@ pub(crate) fn read_queued<S: Sql>(
 ) -> Result<Vec<ScheduleRow>, S::Error> {
     let text = format!(
         "SELECT {ROW} FROM everstep_schedules{} WHERE paused = 0 AND queue IS NOT NULL \
-         AND name > $1 ORDER BY name LIMIT $2",
+         AND name > ?1 ORDER BY name LIMIT ?2",
         S::indexed_by("everstep_queued_schedules")
     );
     sql.rows(text, params![after.unwrap_or_default(), limit], row)
@@ -65,11 +65,11 @@ pub(crate) fn read_due<S: Sql>(
     let index = S::indexed_by("everstep_due_schedules");
     let due = format!(
         "SELECT {ROW} FROM everstep_schedules{index} WHERE paused = 0 AND next_at IS NOT NULL \
-         AND next_at <= $1 AND (next_at, name) > ($2, $3) ORDER BY next_at, name LIMIT $4"
+         AND next_at <= ?1 AND (next_at, name) > (?2, ?3) ORDER BY next_at, name LIMIT ?4"
     );
     let next = format!(
         "SELECT min(next_at) FROM everstep_schedules{index} \
-         WHERE paused = 0 AND next_at IS NOT NULL AND next_at > $1"
+         WHERE paused = 0 AND next_at IS NOT NULL AND next_at > ?1"
     );
     let (mut rows, mut next_at) = (Vec::new(), None);
     sql.ask(vec![
@@ -100,33 +100,6 @@ impl FromDatum for Vec<QueuedTick> {
     }
 }
 
-fn values(row: &ScheduleRow) -> Vec<Value> {
-    let ticks = row.queue.iter();
-    let ticks = ticks.map(|tick| (tick.at.as_millis(), tick.is_trigger));
-    params![
-        row.name,
-        row.revision,
-        row.workflow,
-        row.version,
-        row.input,
-        columns::list_json(&row.tags),
-        row.spec,
-        row.anchor,
-        row.overlap.code(),
-        row.catch_up.as_millis(),
-        row.paused,
-        row.next_at,
-        columns::list_json(&ticks.collect::<Vec<_>>()),
-        row.last_tick,
-        row.last_run,
-        row.started,
-        row.skipped,
-        row.missed,
-        row.created_at,
-        row.updated_at,
-    ]
-}
-
 impl<T: SqlTables> ScheduleTables for InSql<T> {
     fn schedule(&mut self, name: &str) -> Result<Option<ScheduleRow>, T::Error> {
         self.lock(Subject::Schedule(name))?;
@@ -137,14 +110,40 @@ impl<T: SqlTables> ScheduleTables for InSql<T> {
     }
 
     fn write_schedule(&mut self, row: &ScheduleRow) -> Result<(), T::Error> {
-        self.sql().put(&PUT_SCHEDULE, values(row))?;
+        let ticks = row.queue.iter().map(|tick| (tick.at.as_millis(), tick.is_trigger));
+        let queue = columns::list_json(&ticks.collect::<Vec<_>>());
+        let (tags, catch_up) = (columns::list_json(&row.tags), row.catch_up.as_millis());
+        let overlap = row.overlap.code();
+        let values = params![
+            row.name,
+            row.revision,
+            row.workflow,
+            row.version,
+            row.input,
+            tags,
+            row.spec,
+            row.anchor,
+            overlap,
+            catch_up,
+            row.paused,
+            row.next_at,
+            queue,
+            row.last_tick,
+            row.last_run,
+            row.started,
+            row.skipped,
+            row.missed,
+            row.created_at,
+            row.updated_at,
+        ];
+        self.sql().put(&PUT_SCHEDULE, values)?;
         let known = Some(row.clone());
         self.ahead().schedules.insert(row.name.clone(), known);
         Ok(())
     }
 
     fn delete_schedule(&mut self, name: &str) -> Result<(), T::Error> {
-        let sql = "DELETE FROM everstep_schedules WHERE name = $1";
+        let sql = "DELETE FROM everstep_schedules WHERE name = ?1";
         self.sql().execute(sql, params![name])?;
         self.ahead().schedules.insert(name.to_owned(), None);
         Ok(())

@@ -7,7 +7,7 @@ use std::{collections::HashMap, ops::ControlFlow};
 use super::{
     InSql, Query, Sql, SqlTables,
     bulk::Bulk,
-    value::{BadValue, Row, Value, params},
+    value::{BadValue, Row, Value, borrowed, params},
 };
 use crate::{
     run_id::RunNo,
@@ -29,8 +29,8 @@ static APPEND: Bulk = Bulk::insert(
 static REMOVE_BEFORE: Bulk = Bulk::written(
     "streams, their oldest items",
     2,
-    "DELETE FROM everstep_streams WHERE run = $1 AND stream = $2 AND pos < $3",
-    "DELETE FROM everstep_streams USING unnest($1::bigint[], $2::text[], $3::bigint[]) \
+    "DELETE FROM everstep_streams WHERE run = ?1 AND stream = ?2 AND pos < ?3",
+    "DELETE FROM everstep_streams USING unnest(?1::bigint[], ?2::text[], ?3::bigint[]) \
      AS gone (r, s, p) WHERE run = r AND stream = s AND pos < p",
 );
 
@@ -62,7 +62,7 @@ impl<T: SqlTables> StreamTables for InSql<T> {
         if let Some(tail) = self.ahead().tails.get_mut(run, stream) {
             return Ok(tail.last);
         }
-        let sql = "SELECT pos FROM everstep_streams WHERE run = $1 AND stream = $2 \
+        let sql = "SELECT pos FROM everstep_streams WHERE run = ?1 AND stream = ?2 \
                    ORDER BY pos DESC LIMIT 1";
         let last = self.sql().row(sql, params![run, stream], |row| row.get(0))?;
         self.ahead().tails.add(run, stream.to_owned(), last);
@@ -77,17 +77,10 @@ impl<T: SqlTables> StreamTables for InSql<T> {
         first_kept: u64,
     ) -> Result<(), T::Error> {
         let by = row.by.as_ref();
-        let values = params![
-            run,
-            stream,
-            row.pos,
-            row.at,
-            row.generation,
-            by.map(|by| &by.step),
-            by.map(|by| by.attempt),
-            by.map(|by| by.life as i64),
-            row.body,
-        ];
+        let (step, attempt) = (by.map(|by| &by.step), by.map(|by| by.attempt));
+        let life = by.map(|by| by.life as i64);
+        let values =
+            params![run, stream, row.pos, row.at, row.generation, step, attempt, life, row.body,];
         self.sql().put(&APPEND, values)?;
         let mut first = first_kept;
         if let Some(tail) = self.ahead().tails.get_mut(run, stream) {
@@ -128,16 +121,16 @@ pub(crate) fn page<S: Sql>(
     from: u64,
     limit: usize,
 ) -> Result<Option<StreamPage>, S::Error> {
-    let about = format!("SELECT status, {} FROM everstep_runs WHERE no = $1", edges("$1", "$2"));
+    let about = format!("SELECT status, {} FROM everstep_runs WHERE no = ?1", edges("?1", "?2"));
     // SQLite gives one row after another. PostgreSQL sends all, so it leaves out what comes behind the
     // row that fills the page.
     let items = S::pick(
         "SELECT pos, at, generation, step, attempt, life, body FROM everstep_streams \
-         WHERE run = $1 AND stream = $2 AND pos >= $3 ORDER BY pos LIMIT $4",
+         WHERE run = ?1 AND stream = ?2 AND pos >= ?3 ORDER BY pos LIMIT ?4",
         "SELECT pos, at, generation, step, attempt, life, body FROM (SELECT *, \
          sum(length(body)) OVER (ORDER BY pos) - length(body) AS bytes_before \
-         FROM (SELECT * FROM everstep_streams WHERE run = $1 AND stream = $2 AND pos >= $3 \
-         ORDER BY pos LIMIT $4) AS asked) AS summed WHERE bytes_before <= $5 ORDER BY pos",
+         FROM (SELECT * FROM everstep_streams WHERE run = ?1 AND stream = ?2 AND pos >= ?3 \
+         ORDER BY pos LIMIT ?4) AS asked) AS summed WHERE bytes_before <= ?5 ORDER BY pos",
     );
     let mut page = None;
     let (mut found, mut bytes) = (Vec::new(), 0);
@@ -174,9 +167,9 @@ fn stream_row(row: &dyn Row) -> Result<StreamRow, BadValue> {
 
 /// The names of a run's streams. Jumps from one to the next, however long they are.
 pub(crate) const NAMES: &str = "WITH RECURSIVE names (name) AS ( \
-        SELECT (SELECT stream FROM everstep_streams WHERE run = $1 ORDER BY stream LIMIT 1) \
+        SELECT (SELECT stream FROM everstep_streams WHERE run = ?1 ORDER BY stream LIMIT 1) \
         UNION ALL \
-        SELECT (SELECT stream FROM everstep_streams WHERE run = $1 AND stream > name \
+        SELECT (SELECT stream FROM everstep_streams WHERE run = ?1 AND stream > name \
         ORDER BY stream LIMIT 1) FROM names WHERE name IS NOT NULL) \
         SELECT name FROM names WHERE name IS NOT NULL ORDER BY name";
 
@@ -184,8 +177,8 @@ pub(crate) fn extents<S: Sql>(sql: &S, run: RunNo) -> Result<Vec<StreamExtent>, 
     // What a deleted run has left is not shown any more.
     let text = format!(
         "SELECT name, {} FROM ({NAMES}) AS names \
-         WHERE EXISTS (SELECT 1 FROM everstep_runs WHERE no = $1) ORDER BY name",
-        edges("$1", "name")
+         WHERE EXISTS (SELECT 1 FROM everstep_runs WHERE no = ?1) ORDER BY name",
+        edges("?1", "name")
     );
     sql.rows(text, params![run], |row| {
         let (first, next) = extent(row, 1)?;
@@ -199,8 +192,8 @@ pub(crate) fn grown<S: Sql>(
     asked: &[(RunNo, String, u64)],
 ) -> Result<Vec<usize>, S::Error> {
     let places = S::pick(
-        "(SELECT key AS place, value AS r, $2 ->> key AS s, $3 ->> key AS p FROM json_each($1))",
-        "(SELECT place - 1 AS place, r, s, p FROM unnest($1::bigint[], $2::text[], $3::bigint[]) \
+        "(SELECT key AS place, value AS r, ?2 ->> key AS s, ?3 ->> key AS p FROM json_each(?1))",
+        "(SELECT place - 1 AS place, r, s, p FROM unnest(?1::bigint[], ?2::text[], ?3::bigint[]) \
          WITH ORDINALITY AS lists (r, s, p, place))",
     );
     let text = format!(
@@ -209,10 +202,10 @@ pub(crate) fn grown<S: Sql>(
          AND NOT EXISTS (SELECT 1 FROM everstep_graves WHERE everstep_graves.run = r) ORDER BY place"
     );
     let froms = asked.iter().map(|(_, _, from)| i64::try_from(*from));
-    let params = vec![
+    let lists = [
         Value::ints(asked.iter().map(|(run, ..)| run.0)),
         Value::texts(asked.iter().map(|(_, stream, _)| stream.clone())),
         Value::ints(froms.map(|from| from.unwrap_or(i64::MAX))),
     ];
-    sql.rows(text, params, |row| row.get(0))
+    sql.rows(text, &borrowed(&lists), |row| row.get(0))
 }

@@ -15,9 +15,9 @@ pub(crate) fn is_left<S: Sql>(
 ) -> Result<bool, S::Error> {
     let text = format!(
         "SELECT 1 WHERE EXISTS (SELECT 1 FROM everstep_graves) OR EXISTS (SELECT 1 \
-         FROM everstep_keys{} WHERE kept_until IS NOT NULL AND kept_until <= $1){}",
+         FROM everstep_keys{} WHERE kept_until IS NOT NULL AND kept_until <= ?1){}",
         S::indexed_by("everstep_keys_tombstones"),
-        S::pick("", " OR EXISTS (SELECT 1 FROM everstep_lanes WHERE seen_at < $2)")
+        S::pick("", " OR EXISTS (SELECT 1 FROM everstep_lanes WHERE seen_at < ?2)")
     );
     sql.exists(text, params![now, seen_before])
 }
@@ -34,8 +34,8 @@ impl<S: Sql> SweptTables for Left<'_, S> {
     fn delete_tombstones(&mut self, limit: usize) -> Result<usize, S::Error> {
         let text = format!(
             "DELETE FROM everstep_keys WHERE (workflow, key) IN (SELECT workflow, key \
-             FROM everstep_keys{} WHERE kept_until IS NOT NULL AND kept_until <= $1 \
-             {} LIMIT $2{})",
+             FROM everstep_keys{} WHERE kept_until IS NOT NULL AND kept_until <= ?1 \
+             {} LIMIT ?2{})",
             S::indexed_by("everstep_keys_tombstones"),
             S::pick("", "ORDER BY workflow, key"),
             S::skip_locked(),
@@ -46,7 +46,7 @@ impl<S: Sql> SweptTables for Left<'_, S> {
     fn next_grave(&mut self) -> Result<Option<RunNo>, S::Error> {
         let text =
             format!("SELECT run FROM everstep_graves ORDER BY run LIMIT 1{}", S::skip_locked());
-        self.sql.row(text, Vec::new(), |row| row.get(0))
+        self.sql.row(text, &[], |row| row.get(0))
     }
 
     fn delete_left(&mut self, text: String, run: RunNo, limit: usize) -> Result<usize, S::Error> {
@@ -54,7 +54,7 @@ impl<S: Sql> SweptTables for Left<'_, S> {
     }
 
     fn delete_grave(&mut self, run: RunNo) -> Result<(), S::Error> {
-        let text = "DELETE FROM everstep_graves WHERE run = $1";
+        let text = "DELETE FROM everstep_graves WHERE run = ?1";
         self.sql.execute(text, params![run])
     }
 }
@@ -67,8 +67,8 @@ pub(crate) fn finished_before<S: Sql>(
     limit: usize,
 ) -> Result<Vec<(RunId, Timestamp)>, S::Error> {
     let text = format!(
-        "SELECT id, finished_at FROM everstep_runs{} WHERE workflow = $1 AND status = $2 \
-         AND finished_at IS NOT NULL AND finished_at < $3 ORDER BY finished_at, no LIMIT $4",
+        "SELECT id, finished_at FROM everstep_runs{} WHERE workflow = ?1 AND status = ?2 \
+         AND finished_at IS NOT NULL AND finished_at < ?3 ORDER BY finished_at, no LIMIT ?4",
         S::indexed_by("everstep_runs_finished")
     );
     sql.rows(text, params![workflow, status, before, limit], |row| Ok((row.get(0)?, row.get(1)?)))

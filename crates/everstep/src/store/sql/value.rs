@@ -12,7 +12,19 @@ use crate::{
     time::Timestamp,
 };
 
-/// A parameter of a statement. Every column is one of the first three.
+/// A parameter of a statement, which belongs to the caller. Every column is one of the first three.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Param<'p> {
+    Int(Option<i64>),
+    Text(Option<&'p str>),
+    Bytes(Option<&'p [u8]>),
+    Numbers(&'p [i64]),
+    Ints(&'p [Option<i64>]),
+    Texts(&'p [Option<String>]),
+    Blobs(&'p [Option<Vec<u8>>]),
+}
+
+/// A parameter that is kept: a list, or a parameter of a statement that is made or sent later.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     Int(Option<i64>),
@@ -38,53 +50,73 @@ impl Value {
     }
 }
 
-/// What can be a parameter.
-pub(crate) trait IntoValue {
-    /// The parameter that stands for nothing.
-    const NULL: Value;
-
-    fn value(&self) -> Value;
+impl From<Param<'_>> for Value {
+    fn from(param: Param<'_>) -> Value {
+        match param {
+            Param::Int(number) => Value::Int(number),
+            Param::Text(text) => Value::Text(text.map(str::to_owned)),
+            Param::Bytes(bytes) => Value::Bytes(bytes.map(<[u8]>::to_vec)),
+            Param::Numbers(list) => Value::ints(list.iter().copied()),
+            Param::Ints(list) => Value::Ints(list.to_vec()),
+            Param::Texts(list) => Value::Texts(list.to_vec()),
+            Param::Blobs(list) => Value::Blobs(list.to_vec()),
+        }
+    }
 }
 
-/// The parameters of a statement.
+/// What can be a parameter.
+pub(crate) trait AsParam {
+    /// The parameter that stands for nothing.
+    const NULL: Param<'static>;
+
+    fn param(&self) -> Param<'_>;
+}
+
+/// The parameters of a statement. They borrow: a value that is made in one of them lives as long as
+/// the statement of Rust that this stands in.
 macro_rules! params {
     ($($value:expr),* $(,)?) => {
-        vec![$($crate::store::sql::value::IntoValue::value(&$value)),*]
+        &[$($crate::store::sql::value::AsParam::param(&$value)),*]
     };
 }
 pub(crate) use params;
 
-impl<T: IntoValue + ?Sized> IntoValue for &T {
-    const NULL: Value = T::NULL;
+/// Parameters that were gathered, as a statement takes them.
+pub(crate) fn borrowed(values: &[Value]) -> Vec<Param<'_>> {
+    values.iter().map(AsParam::param).collect()
+}
 
-    fn value(&self) -> Value {
-        T::value(self)
+impl<T: AsParam + ?Sized> AsParam for &T {
+    const NULL: Param<'static> = T::NULL;
+
+    fn param(&self) -> Param<'_> {
+        T::param(self)
     }
 }
 
-impl<T: IntoValue> IntoValue for Option<T> {
-    const NULL: Value = T::NULL;
+impl<T: AsParam> AsParam for Option<T> {
+    const NULL: Param<'static> = T::NULL;
 
-    fn value(&self) -> Value {
-        self.as_ref().map_or(T::NULL, T::value)
+    fn param(&self) -> Param<'_> {
+        self.as_ref().map_or(T::NULL, T::param)
     }
 }
 
 /// How each of these types is one of the three kinds.
-macro_rules! into {
+macro_rules! param {
     ($kind:ident: $($ty:ty => |$it:ident| $value:expr;)*) => {$(
-        impl IntoValue for $ty {
-            const NULL: Value = Value::$kind(None);
+        impl AsParam for $ty {
+            const NULL: Param<'static> = Param::$kind(None);
 
-            fn value(&self) -> Value {
+            fn param(&self) -> Param<'_> {
                 let $it = self;
-                Value::$kind(Some($value))
+                Param::$kind(Some($value))
             }
         }
     )*};
 }
 
-into! { Int:
+param! { Int:
     i64 => |it| *it;
     i32 => |it| i64::from(*it);
     u32 => |it| i64::from(*it);
@@ -103,50 +135,58 @@ into! { Int:
     ItemId => |it| i64::try_from(it.0).unwrap_or(i64::MAX);
 }
 
-into! { Text:
-    str => |it| it.to_owned();
-    String => |it| it.clone();
-    Arc<str> => |it| it.to_string();
+param! { Text:
+    str => |it| it;
+    String => |it| it;
+    Arc<str> => |it| it;
 }
 
-into! { Bytes:
-    [u8] => |it| it.to_vec();
-    Vec<u8> => |it| it.clone();
-    Uuid => |it| it.as_bytes().to_vec();
-    RunId => |it| it.as_uuid().as_bytes().to_vec();
+param! { Bytes:
+    [u8] => |it| it;
+    Vec<u8> => |it| it;
+    Uuid => |it| it.as_bytes();
+    RunId => |it| it.as_bytes();
 }
 
-impl<const N: usize> IntoValue for [u8; N] {
-    const NULL: Value = Value::Bytes(None);
+impl<const N: usize> AsParam for [u8; N] {
+    const NULL: Param<'static> = Param::Bytes(None);
 
-    fn value(&self) -> Value {
-        Value::Bytes(Some(self.to_vec()))
+    fn param(&self) -> Param<'_> {
+        Param::Bytes(Some(self))
     }
 }
 
-/// A list.
-impl IntoValue for Value {
-    const NULL: Value = Value::Ints(Vec::new());
+impl AsParam for Value {
+    const NULL: Param<'static> = Param::Ints(&[]);
 
-    fn value(&self) -> Value {
-        self.clone()
+    fn param(&self) -> Param<'_> {
+        match self {
+            Value::Int(number) => Param::Int(*number),
+            Value::Text(text) => Param::Text(text.as_deref()),
+            Value::Bytes(bytes) => Param::Bytes(bytes.as_deref()),
+            Value::Ints(list) => Param::Ints(list),
+            Value::Texts(list) => Param::Texts(list),
+            Value::Blobs(list) => Param::Blobs(list),
+        }
     }
 }
 
-impl IntoValue for Vec<i64> {
-    const NULL: Value = Value::Ints(Vec::new());
+impl AsParam for Vec<i64> {
+    const NULL: Param<'static> = Param::Numbers(&[]);
 
-    fn value(&self) -> Value {
-        Value::ints(self.iter().copied())
+    fn param(&self) -> Param<'_> {
+        Param::Numbers(self)
     }
 }
 
-impl From<&Cell> for Value {
-    fn from(cell: &Cell) -> Value {
-        match cell {
-            Cell::Int(number) => number.value(),
-            Cell::Text(text) => text.value(),
-            Cell::Bytes(bytes) => bytes.value(),
+impl AsParam for Cell {
+    const NULL: Param<'static> = Param::Int(None);
+
+    fn param(&self) -> Param<'_> {
+        match self {
+            Cell::Int(number) => number.param(),
+            Cell::Text(text) => text.param(),
+            Cell::Bytes(bytes) => bytes.param(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A batch in SQL: [`crate::store::apply`] decides, this writes rows.
 
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
 use rusqlite::{CachedStatement, Connection, params};
 use uuid::Uuid;
@@ -26,6 +26,10 @@ use crate::{
     },
     time::Timestamp,
 };
+
+/// Reads the row of a run. Made once: every delivery to a parked run reads one.
+static READ_HEAD: LazyLock<String> =
+    LazyLock::new(|| format!("SELECT {HEAD} FROM everstep_runs WHERE no = ?1"));
 
 /// Applies a batch within the transaction of `conn`. Also says how many rows were written.
 pub(crate) fn apply(
@@ -115,8 +119,7 @@ impl<'a> SqlTables for Applier<'a> {
         if let Some(head) = self.memory.head(run) {
             return Ok(Some(head));
         }
-        let sql = format!("SELECT {HEAD} FROM everstep_runs WHERE no = $1");
-        self.session.row(sql, sql_params![run], head)
+        self.session.row(READ_HEAD.as_str(), sql_params![run], head)
     }
 
     fn keep(&mut self, head: &Head) {
@@ -133,7 +136,7 @@ impl<'a> SqlTables for Applier<'a> {
             Some(swept) => swept,
             None => {
                 let sql = "SELECT 1 FROM everstep_graves LIMIT 1";
-                let any = self.session.exists(sql, Vec::new())?;
+                let any = self.session.exists(sql, &[])?;
                 let swept = if any { Swept::No } else { Swept::Clean };
                 *self.memory.swept.insert(swept)
             }
@@ -195,7 +198,7 @@ impl<'a> SqlTables for Applier<'a> {
         let run = head.id.no();
         if was_due {
             // Apart, so that a run that was never due stays clear of that index.
-            let sql = "UPDATE everstep_runs SET available_at = NULL WHERE no = $1";
+            let sql = "UPDATE everstep_runs SET available_at = NULL WHERE no = ?1";
             self.session.execute(sql, sql_params![run])?;
         }
         let (status, last_number) = (head.status.code(), head.stored_number());
@@ -215,7 +218,7 @@ impl<'a> SqlTables for Applier<'a> {
     ) -> rusqlite::Result<()> {
         for KeyRange { start, end } in deletes {
             let sql = "DELETE FROM everstep_history \
-                       WHERE run = $1 AND generation = $2 AND key >= $3 AND key < $4";
+                       WHERE run = ?1 AND generation = ?2 AND key >= ?3 AND key < ?4";
             self.session.execute(sql, sql_params![run, generation, start, end])?;
         }
         for Put { key, value } in puts {

@@ -29,10 +29,10 @@ pub(super) fn due(
     let (mut ours, mut next_at) = (Vec::new(), None);
     let (at, no) = after.unwrap_or((Timestamp::from_millis(i64::MIN), RunNo(i64::MIN)));
     let due = "SELECT no, shard FROM everstep_runs INDEXED BY everstep_runs_due \
-               WHERE available_at IS NOT NULL AND available_at >= $1 AND available_at <= $2 \
-               AND (available_at > $1 OR no > $3) ORDER BY available_at, no";
+               WHERE available_at IS NOT NULL AND available_at >= ?1 AND available_at <= ?2 \
+               AND (available_at > ?1 OR no > ?3) ORDER BY available_at, no";
     let next = "SELECT available_at, shard FROM everstep_runs INDEXED BY everstep_runs_due \
-                WHERE available_at IS NOT NULL AND available_at > $1 ORDER BY available_at";
+                WHERE available_at IS NOT NULL AND available_at > ?1 ORDER BY available_at";
     session.ask(vec![
         Query::new(next, params![now], |row| {
             if !is_one_of(shards, row)? {
@@ -51,7 +51,7 @@ pub(super) fn due(
             Ok(ControlFlow::Continue(()))
         }),
     ])?;
-    let sql = format!("SELECT {} FROM everstep_runs WHERE no = $1", columns::DUE_RUN);
+    let sql = format!("SELECT {} FROM everstep_runs WHERE no = ?1", columns::DUE_RUN);
     let mut runs = Vec::with_capacity(ours.len());
     for run in ours {
         runs.extend(session.row(sql.clone(), params![run], columns::due_run)?);
@@ -79,12 +79,13 @@ fn of_the_future(
     limit: usize,
 ) -> rusqlite::Result<Vec<DueRun>> {
     let sql = format!(
-        "SELECT {} FROM everstep_runs NOT INDEXED WHERE no >= $1 AND available_at > $2 \
-         AND available_at <= {} AND (available_at, no) > ($3, $4) ORDER BY available_at, no",
+        "SELECT {} FROM everstep_runs NOT INDEXED WHERE no >= ?1 AND available_at > ?2 \
+         AND available_at <= {} AND (available_at, no) > (?3, ?4) ORDER BY available_at, no",
         columns::DUE_RUN,
         rules::MADE_AT
     );
-    let params = params![RunId::first_no(now + FUTURE), now, at, no];
+    let first = RunId::first_no(now + FUTURE);
+    let params = params![first, now, at, no];
     let mut found = session.rows(sql, params, columns::due_run)?;
     found.retain(|run| shards.contains(run.shard));
     found.truncate(limit);

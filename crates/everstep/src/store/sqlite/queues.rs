@@ -8,7 +8,7 @@ use crate::{
         sql::{
             InSql, Sql,
             queues::{HEAD, WAIT, first_time, head, in_state, ready_items, wait},
-            value::params,
+            value::{Param, params},
         },
         *,
     },
@@ -24,13 +24,14 @@ impl QueueTables for InSql<Applier<'_>> {
     ) -> rusqlite::Result<ItemId> {
         let sql = "INSERT INTO everstep_queue_items \
                    (queue, state, rank, at, attempts, keep_ms, dedupe, created_at, payload, \
-                   trace) VALUES ($1, $2, $3, $4, 0, $5, $6, $7, $8, $9)";
+                   trace) VALUES (?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9)";
+        let (state, rank, keep) = (state.code(), -i64::from(new.priority), new.keep.as_millis());
         let params = params![
             new.queue,
-            state.code(),
-            -i64::from(new.priority),
+            state,
+            rank,
             at,
-            new.keep.as_millis(),
+            keep,
             new.dedupe,
             self.now,
             new.payload,
@@ -41,44 +42,38 @@ impl QueueTables for InSql<Applier<'_>> {
     }
 
     fn item(&mut self, item: ItemId) -> rusqlite::Result<Option<ItemHead>> {
-        let sql = format!("SELECT {HEAD} FROM everstep_queue_items WHERE no = $1");
+        let sql = format!("SELECT {HEAD} FROM everstep_queue_items WHERE no = ?1");
         self.session.row(sql, params![item], head)
     }
 
     fn item_answer(&mut self, item: ItemId) -> rusqlite::Result<Option<Vec<u8>>> {
-        let sql = "SELECT answer FROM everstep_queue_items WHERE no = $1";
+        let sql = "SELECT answer FROM everstep_queue_items WHERE no = ?1";
         let answer = self.session.row(sql, params![item], |row| row.get(0))?;
         Ok(answer.flatten())
     }
 
     fn item_by_dedupe(&mut self, queue: &str, key: &str) -> rusqlite::Result<Option<ItemId>> {
-        let sql = "SELECT no FROM everstep_queue_items WHERE queue = $1 AND dedupe = $2";
+        let sql = "SELECT no FROM everstep_queue_items WHERE queue = ?1 AND dedupe = ?2";
         self.session.row(sql, params![queue, key], |row| row.get(0))
     }
 
     fn write_item(&mut self, head: &ItemHead, news: ItemNews<'_>) -> rusqlite::Result<()> {
-        let sql = "UPDATE everstep_queue_items SET state = $2, at = $3, claim = $4, attempts = $5, \
-                   error = coalesce($6, error), answer = $7 WHERE no = $1";
-        let params = params![
-            head.id,
-            head.state.code(),
-            head.at,
-            head.claim,
-            head.attempts,
-            news.error,
-            news.answer,
-        ];
+        let sql = "UPDATE everstep_queue_items SET state = ?2, at = ?3, claim = ?4, attempts = ?5, \
+                   error = coalesce(?6, error), answer = ?7 WHERE no = ?1";
+        let state = head.state.code();
+        let params =
+            params![head.id, state, head.at, head.claim, head.attempts, news.error, news.answer,];
         self.session.execute(sql, params)
     }
 
     fn free_dedupe(&mut self, item: ItemId) -> rusqlite::Result<()> {
         let sql =
-            "UPDATE everstep_queue_items SET dedupe = NULL WHERE no = $1 AND dedupe IS NOT NULL";
+            "UPDATE everstep_queue_items SET dedupe = NULL WHERE no = ?1 AND dedupe IS NOT NULL";
         self.session.execute(sql, params![item])
     }
 
     fn delete_item(&mut self, item: ItemId) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM everstep_queue_items WHERE no = $1";
+        let sql = "DELETE FROM everstep_queue_items WHERE no = ?1";
         self.session.execute(sql, params![item])
     }
 
@@ -95,7 +90,7 @@ impl QueueTables for InSql<Applier<'_>> {
     ) -> rusqlite::Result<Vec<ItemHead>> {
         let sql = format!(
             "SELECT {HEAD} FROM everstep_queue_items INDEXED BY everstep_queue_timed \
-             WHERE queue = $1 AND {} AND at <= $2 ORDER BY at, no LIMIT $3",
+             WHERE queue = ?1 AND {} AND at <= ?2 ORDER BY at, no LIMIT ?3",
             in_state::<Session<'_>>(state)
         );
         self.session.rows(sql, params![queue, until, limit], head)
@@ -109,19 +104,19 @@ impl QueueTables for InSql<Applier<'_>> {
 
     fn put_wait(&mut self, wait: &ItemWait) -> rusqlite::Result<()> {
         let sql = "INSERT OR REPLACE INTO everstep_queue_waits (run, generation, key, item, cancels) \
-                   VALUES ($1, $2, $3, $4, $5)";
+                   VALUES (?1, ?2, ?3, ?4, ?5)";
         let Waiter { run, generation, key } = &wait.waiter;
         let params = params![run, generation, key, wait.item, wait.cancels];
         self.session.execute(sql, params)
     }
 
     fn take_waits(&mut self, of: WaitsOf<'_>) -> rusqlite::Result<Vec<ItemWait>> {
-        let (condition, params) = match of {
-            WaitsOf::Item(item) if !self.is_waited_for(item)? => return Ok(Vec::new()),
-            WaitsOf::Item(item) => ("item = $1", params![item]),
-            WaitsOf::Of(Of::Run(run)) => ("run = $1", params![run]),
+        let (condition, params): (_, &[Param<'_>]) = match &of {
+            WaitsOf::Item(item) if !self.is_waited_for(*item)? => return Ok(Vec::new()),
+            WaitsOf::Item(item) => ("item = ?1", params![*item]),
+            WaitsOf::Of(Of::Run(run)) => ("run = ?1", params![*run]),
             WaitsOf::Of(Of::Operation(Waiter { run, generation, key })) => {
-                ("run = $1 AND generation = $2 AND key = $3", params![run, generation, key])
+                ("run = ?1 AND generation = ?2 AND key = ?3", params![*run, *generation, *key])
             }
         };
         let sql = format!("DELETE FROM everstep_queue_waits WHERE {condition} RETURNING {WAIT}");
@@ -132,7 +127,7 @@ impl QueueTables for InSql<Applier<'_>> {
     }
 
     fn is_waited_for(&mut self, item: ItemId) -> rusqlite::Result<bool> {
-        let sql = "SELECT 1 FROM everstep_queue_waits WHERE item = $1";
+        let sql = "SELECT 1 FROM everstep_queue_waits WHERE item = ?1";
         self.session.exists(sql, params![item])
     }
 }

@@ -27,10 +27,10 @@ pub(super) fn register(
     runner: &NewRunner,
     address: Option<&str>,
 ) -> rusqlite::Result<Fence> {
-    let sql = "DELETE FROM everstep_shards WHERE runner = $1";
+    let sql = "DELETE FROM everstep_shards WHERE runner = ?1";
     session.execute(sql, params![runner.id])?;
     let sql = "DELETE FROM everstep_runners \
-               WHERE lease_until <= $1 AND id NOT IN (SELECT runner FROM everstep_shards)";
+               WHERE lease_until <= ?1 AND id NOT IN (SELECT runner FROM everstep_shards)";
     session.execute(sql, params![runner.now - DEAD_RUNNER_KEPT])?;
     for pool in &runner.pools {
         pools::pool_no(session, pool)?;
@@ -38,16 +38,18 @@ pub(super) fn register(
     let epoch = next_epoch(session)?;
     let sql = "INSERT OR REPLACE INTO everstep_runners \
                (id, epoch, name, lease_until, workflows, address, pools, weight) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let said = Said::by(runner);
+    let (workflows, pools) = (to_json(&said.workflows), to_json(&said.pools));
+    let lease_until = runner.now + runner.lease;
     let params = params![
         runner.id,
         epoch,
         runner.name,
-        runner.now + runner.lease,
-        to_json(&said.workflows),
+        lease_until,
+        workflows,
         address,
-        to_json(&said.pools),
+        pools,
         runner.weight,
     ];
     session.execute(sql, params)?;
@@ -56,7 +58,7 @@ pub(super) fn register(
 
 fn next_epoch(session: &Session<'_>) -> rusqlite::Result<u64> {
     let sql = "UPDATE everstep_epochs SET last = last + 1 RETURNING last";
-    session.count(sql, Vec::new())
+    session.count(sql, &[])
 }
 
 pub(super) fn heartbeat(
@@ -65,9 +67,8 @@ pub(super) fn heartbeat(
     now: Timestamp,
     lease: Duration,
 ) -> rusqlite::Result<bool> {
-    let sql = "UPDATE everstep_runners SET lease_until = $3 WHERE id = $1 AND epoch = $2";
-    let params = params![fence.runner, fence.epoch, now + lease];
-    Ok(session.execute_now(sql, params)? > 0)
+    let sql = "UPDATE everstep_runners SET lease_until = ?3 WHERE id = ?1 AND epoch = ?2";
+    Ok(session.execute_now(sql, params![fence.runner, fence.epoch, now + lease])? > 0)
 }
 
 pub(super) fn take_shards(
@@ -81,7 +82,7 @@ pub(super) fn take_shards(
         return Ok(None);
     }
     oust_expired(session, fence.runner, now, wanted, dead)?;
-    let sql = "INSERT INTO everstep_shards (shard, runner) SELECT value, $1 FROM json_each($2) \
+    let sql = "INSERT INTO everstep_shards (shard, runner) SELECT value, ?1 FROM json_each(?2) \
                WHERE TRUE ON CONFLICT DO NOTHING";
     session.execute(sql, params![fence.runner, listed(wanted)])?;
     shards_of(session, fence.runner).map(Some)
@@ -97,20 +98,21 @@ fn oust_expired(
     dead: &[Uuid],
 ) -> rusqlite::Result<()> {
     let sql = "SELECT DISTINCT runner FROM everstep_shards LEFT JOIN everstep_runners ON id = runner \
-               WHERE shard IN (SELECT value FROM json_each($1)) AND runner <> $2 \
-               AND (id IS NULL OR lease_until <= $3 \
-               OR runner IN (SELECT unhex(value) FROM json_each($4)))";
+               WHERE shard IN (SELECT value FROM json_each(?1)) AND runner <> ?2 \
+               AND (id IS NULL OR lease_until <= ?3 \
+               OR runner IN (SELECT unhex(value) FROM json_each(?4)))";
     let dead = Value::uuids(dead.iter().copied());
-    let params = params![listed(wanted), me, now, dead];
+    let wanted = listed(wanted);
+    let params = params![wanted, me, now, dead];
     let expired: Vec<Vec<u8>> = session.rows(sql, params, |row| row.get(0))?;
     for runner in expired {
-        let sql = "UPDATE everstep_runners SET epoch = $2 WHERE id = $1";
+        let sql = "UPDATE everstep_runners SET epoch = ?2 WHERE id = ?1";
         session.execute(sql, params![runner, next_epoch(session)?])?;
         let sql = "UPDATE everstep_runs SET recoveries = recoveries + 1 WHERE no IN ( \
                    SELECT no FROM everstep_runs INDEXED BY everstep_runs_live WHERE status IN (1, 3) \
-                   AND shard IN (SELECT shard FROM everstep_shards WHERE runner = $1))";
+                   AND shard IN (SELECT shard FROM everstep_shards WHERE runner = ?1))";
         session.execute(sql, params![runner])?;
-        let sql = "DELETE FROM everstep_shards WHERE runner = $1";
+        let sql = "DELETE FROM everstep_shards WHERE runner = ?1";
         session.execute(sql, params![runner])?;
     }
     Ok(())
@@ -118,12 +120,12 @@ fn oust_expired(
 
 /// Enters the address at which a runner is woken. A runner without a row gets it when it registers.
 pub(super) fn set_address(session: &Session<'_>, id: Uuid, address: &str) -> rusqlite::Result<()> {
-    let sql = "UPDATE everstep_runners SET address = $2 WHERE id = $1";
+    let sql = "UPDATE everstep_runners SET address = ?2 WHERE id = ?1";
     session.execute(sql, params![id, address])
 }
 
 /// The other runners that have an address, with it.
 pub(super) fn addresses(session: &Session<'_>) -> rusqlite::Result<Vec<(Uuid, String)>> {
     let sql = "SELECT id, address FROM everstep_runners WHERE address IS NOT NULL";
-    session.rows(sql, Vec::new(), |row| Ok((row.get(0)?, row.get(1)?)))
+    session.rows(sql, &[], |row| Ok((row.get(0)?, row.get(1)?)))
 }

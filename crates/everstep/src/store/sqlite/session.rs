@@ -11,7 +11,7 @@ use crate::store::sql::{
     Query, Sql,
     bulk::Bulk,
     columns::to_json,
-    value::{BadValue, Datum, Row, Value},
+    value::{BadValue, Datum, Param, Row},
 };
 
 pub(super) struct Session<'c> {
@@ -35,22 +35,22 @@ impl<'c> Session<'c> {
         self.rows.set(self.rows.get() + rows as u64);
     }
 
-    fn bound(&self, sql: &str, params: &[Value]) -> rusqlite::Result<CachedStatement<'c>> {
+    fn bound(&self, sql: &str, params: &[Param<'_>]) -> rusqlite::Result<CachedStatement<'c>> {
+        debug_assert!(
+            !sql.contains('$'),
+            "SQLite would number `$2` by where it comes first: {sql}"
+        );
         let mut statement = self.conn.prepare_cached(sql)?;
-        // SQLite numbers `$2` by where it comes first, not by its name.
-        for place in 1..=statement.parameter_count() {
-            let name = statement.parameter_name(place).unwrap_or_default();
-            let number = name.trim_start_matches('$').parse::<usize>().ok();
-            let value = number.and_then(|number| params.get(number.checked_sub(1)?));
-            let value = value.ok_or_else(|| bad_parameter(name))?;
+        let count = statement.parameter_count();
+        // A text of this dialect may leave the last parameters of the shared call out.
+        let params = params
+            .get(..count)
+            .ok_or_else(|| rusqlite::Error::InvalidParameterCount(params.len(), count))?;
+        for (place, value) in (1..).zip(params) {
             statement.raw_bind_parameter(place, value)?;
         }
         Ok(statement)
     }
-}
-
-fn bad_parameter(name: &str) -> rusqlite::Error {
-    rusqlite::Error::InvalidParameterName(name.to_owned())
 }
 
 impl Sql for Session<'_> {
@@ -65,7 +65,7 @@ impl Sql for Session<'_> {
     fn execute(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
     ) -> rusqlite::Result<()> {
         self.execute_now(sql, params).map(drop)
     }
@@ -73,20 +73,20 @@ impl Sql for Session<'_> {
     fn execute_now(
         &self,
         sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
+        params: &[Param<'_>],
     ) -> rusqlite::Result<usize> {
-        let rows = self.bound(&sql.into(), &params)?.raw_execute()?;
+        let rows = self.bound(&sql.into(), params)?.raw_execute()?;
         self.count_rows(rows);
         Ok(rows)
     }
 
-    fn put(&self, bulk: &'static Bulk, row: Vec<Value>) -> rusqlite::Result<()> {
+    fn put(&self, bulk: &'static Bulk, row: &[Param<'_>]) -> rusqlite::Result<()> {
         self.execute(bulk.one(), row)
     }
 
     fn ask(&self, queries: Vec<Query<'_>>) -> rusqlite::Result<()> {
         for mut query in queries {
-            let mut statement = self.bound(&query.sql, &query.params)?;
+            let mut statement = self.bound(&query.sql, query.params)?;
             let mut rows = statement.raw_query();
             while let Some(row) = rows.next()? {
                 if (query.take)(row)?.is_break() {
@@ -124,20 +124,19 @@ impl Row for rusqlite::Row<'_> {
 }
 
 /// Lists are JSON for `json_each`; bytes in them are written as `hex` writes them.
-impl ToSql for Value {
+impl ToSql for Param<'_> {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
         let hex = |bytes: &Vec<u8>| -> String {
             bytes.iter().map(|byte| format!("{byte:02X}")).collect()
         };
-        let value = match self {
-            Value::Int(value) => value.map_or(ValueRef::Null, ValueRef::Integer),
-            Value::Text(value) => {
-                value.as_ref().map_or(ValueRef::Null, |it| ValueRef::Text(it.as_bytes()))
-            }
-            Value::Bytes(value) => value.as_ref().map_or(ValueRef::Null, |it| ValueRef::Blob(it)),
-            Value::Ints(list) => return Ok(to_json(list).into()),
-            Value::Texts(list) => return Ok(to_json(list).into()),
-            Value::Blobs(list) => {
+        let value = match *self {
+            Param::Int(value) => value.map_or(ValueRef::Null, ValueRef::Integer),
+            Param::Text(value) => value.map_or(ValueRef::Null, |it| ValueRef::Text(it.as_bytes())),
+            Param::Bytes(value) => value.map_or(ValueRef::Null, ValueRef::Blob),
+            Param::Numbers(list) => return Ok(to_json(&list).into()),
+            Param::Ints(list) => return Ok(to_json(&list).into()),
+            Param::Texts(list) => return Ok(to_json(&list).into()),
+            Param::Blobs(list) => {
                 let list: Vec<_> = list.iter().map(|it| it.as_ref().map(hex)).collect();
                 return Ok(to_json(&list).into());
             }

@@ -18,7 +18,7 @@ use crate::{
 
 pub(super) fn stats(session: &Session<'_>, range: &StatsRange) -> rusqlite::Result<Vec<StatsRow>> {
     let mut rows = vec![StatsRow::default(); range.len()];
-    let sql = "SELECT count(*) FROM everstep_runs WHERE no >= $1 AND no < $2";
+    let sql = "SELECT count(*) FROM everstep_runs WHERE no >= ?1 AND no < ?2";
     for (index, row) in rows.iter_mut().enumerate() {
         let (from, to) = range.bucket(index);
         row.started = session.count(sql, params![RunId::first_no(from), RunId::first_no(to)])?;
@@ -26,11 +26,12 @@ pub(super) fn stats(session: &Session<'_>, range: &StatsRange) -> rusqlite::Resu
     let mut durations = vec![Durations::default(); range.len()];
     // The number of a run is in every index, and says when it was started.
     let sql = "SELECT finished_at, no FROM everstep_runs INDEXED BY everstep_runs_finished \
-               WHERE workflow = $1 AND status = $2 AND finished_at IS NOT NULL \
-               AND finished_at >= $3 AND finished_at < $4 ORDER BY finished_at, no";
+               WHERE workflow = ?1 AND status = ?2 AND finished_at IS NOT NULL \
+               AND finished_at >= ?3 AND finished_at < ?4 ORDER BY finished_at, no";
     for workflow in workflows(session)? {
         for status in ENDED {
-            let params = params![workflow, status, range.from(), range.to()];
+            let (from, to) = (range.from(), range.to());
+            let params = params![workflow, status, from, to];
             session.ask(vec![Query::new(sql, params, |row| {
                 let at = row.get(0)?;
                 if let Some(index) = range.index_of(at) {

@@ -16,7 +16,8 @@ use crate::{
 /// A body sends a request with [`call`](Fake::call). In a [simulation](super::simulate()) the seed decides
 /// what becomes of it: the request may be lost, carried out and not answered, carried out twice, or
 /// answered late. Elsewhere every request is carried out once, so the same workflow runs in plain unit
-/// tests, too. What a process that dies has sent stays done, as with a real system.
+/// tests, too. A request that was carried out stays done when the process that sent it
+/// dies, as with a real system.
 ///
 /// A body finds it with `ctx.get::<Fake<T>>()`, once [`Simulation::fake`](super::Simulation::fake) or
 /// [`EngineBuilder::provide`](crate::EngineBuilder::provide) has brought it in.
@@ -119,7 +120,7 @@ impl<T> Fake<T> {
         }
     }
 
-    /// What the system knows. Locked until the guard is dropped: a second call in the same expression
+    /// The state of the outside system. It is locked until the guard is dropped: a second call in the same expression
     /// would wait for ever.
     pub fn state(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

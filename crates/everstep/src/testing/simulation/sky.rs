@@ -23,7 +23,7 @@ impl Window {
     }
 }
 
-/// What goes wrong in a life, and how often.
+/// The faults of a life, and how often each occurs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sky {
     /// Faults stop at this time.
@@ -139,7 +139,7 @@ impl Sky {
         }
     }
 
-    /// What befalls whom, at points.
+    /// The function that decides at every point which fault a process has.
     pub fn faults(&self) -> Faults {
         let sky = self.clone();
         Box::new(move |at, rng| sky.fault(at, rng))

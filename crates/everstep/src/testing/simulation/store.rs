@@ -3,7 +3,7 @@
 //!
 //! A call has three points: it is asked, made and answered. Between them time may pass, the process may
 //! be stalled or die, and others go on. So calls of several threads are made and answered in any order,
-//! and a process that died may have done what nobody was told of.
+//! and a process that died may have done work that no caller was told of.
 //!
 //! Always true, as for every store: a commit that fails with anything but
 //! [`StoreError::UnknownOutcome`] was not made, and one whose outcome is not known was made before the
@@ -38,7 +38,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// What kind of store it is.
+/// The kind of the simulated store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// A file: the processes are on one machine, the store has no clock, and a process that has ended is
@@ -48,7 +48,7 @@ pub enum Kind {
     Database,
 }
 
-/// What befell the calls of a store, counted.
+/// How many calls of the store had each fault.
 #[derive(Default)]
 pub struct Counts {
     pub errors: AtomicU64,
@@ -86,7 +86,7 @@ pub struct Server {
     sabotage: Mutex<Option<Sabotage>>,
     /// The items that were claimed last, for [`Sabotage::DoubleClaim`].
     claimed: Mutex<Vec<ClaimedItem>>,
-    /// What has changed the data, in order, if that is wanted.
+    /// The calls that have changed the data, in order; `None` if they are not recorded.
     pub changes: Option<Mutex<Vec<Change>>>,
     /// Waits that ran out over a message that was there, and that no code has taken so far.
     suspects: Mutex<BTreeMap<(RunNo, String), String>>,
@@ -95,7 +95,7 @@ pub struct Server {
     runners: Mutex<BTreeMap<Uuid, Runner>>,
 }
 
-/// Who listens for wake-ups.
+/// A runner that listens for wake-ups.
 struct Runner {
     process: SimProcess,
     wake: Option<WakeFn>,

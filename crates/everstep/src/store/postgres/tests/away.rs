@@ -118,11 +118,11 @@ fn a_connection_that_is_lost_before_the_commit_is_replaced() {
         let done = store.transact(|session, _| {
             goes += 1;
             session.execute("INSERT INTO noted VALUES ($1)", params![what]);
-            session.exists("SELECT 1", Vec::new())?;
+            session.exists("SELECT 1", &[])?;
             if goes == 1 {
                 proxy.cut(&Which::All);
                 if again {
-                    session.exists("SELECT 2", Vec::new())?;
+                    session.exists("SELECT 2", &[])?;
                 }
             }
             Ok(())
@@ -242,13 +242,13 @@ fn a_deadlock_is_made_again() {
                 other.receive().unwrap();
                 other.query("COMMIT").unwrap();
             }
-            session.exists(lock("a"), Vec::new())?;
+            session.exists(lock("a"), &[])?;
             if goes == 1 {
                 other.send(&lock("a")).unwrap();
                 until("the other waits", || waits_for_lock(&mut observer, process));
             }
-            session.exists(lock("b"), Vec::new())?;
-            session.execute("INSERT INTO noted VALUES ('it')", Vec::new());
+            session.exists(lock("b"), &[])?;
+            session.execute("INSERT INTO noted VALUES ('it')", &[]);
             Ok(())
         })
         .unwrap();
@@ -263,9 +263,9 @@ fn a_serialization_failure_is_made_again_and_not_for_ever() {
         let mut goes = 0;
         let done = world.store.transact(|session, _| {
             goes += 1;
-            session.execute("INSERT INTO noted VALUES ('it')", Vec::new());
+            session.execute("INSERT INTO noted VALUES ('it')", &[]);
             if goes <= failures {
-                session.execute_now(fail, Vec::new())?;
+                session.execute_now(fail, &[])?;
             }
             Ok(())
         });
@@ -300,7 +300,7 @@ fn batches_are_read_committed_whatever_the_role_says() {
             let sql = "SELECT current_setting('transaction_isolation') || ' ' \
                        || current_setting('synchronous_commit') || ' ' \
                        || current_setting('statement_timeout')";
-            session.row(sql, Vec::new(), |row| row.get::<String>(0))
+            session.row(sql, &[], |row| row.get::<String>(0))
         });
         assert_eq!(said.unwrap().as_deref(), Some("read committed on 0"));
     }
@@ -352,7 +352,7 @@ fn statements_that_are_gone_are_prepared_again() {
     world.note("before").unwrap();
     // Whatever the session knows by name is gone, the commit behind it among that: it is made again
     // on a session that has no names yet, and what that knew is gone when it is given back.
-    let forget = |session: &Session<'_>| session.execute_now("DEALLOCATE ALL", Vec::new());
+    let forget = |session: &Session<'_>| session.execute_now("DEALLOCATE ALL", &[]);
     world.store.read(forget).unwrap();
     world.store.runners().unwrap();
     world.store.read(forget).unwrap();
@@ -616,7 +616,7 @@ fn each_code_of_the_server_has_its_reaction() {
     ] {
         for code in codes.split(' ') {
             let raise = format!("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$");
-            let done = world.store.write(|session| session.execute_now(raise.clone(), Vec::new()));
+            let done = world.store.write(|session| session.execute_now(raise.clone(), &[]));
             let error = done.unwrap_err();
             assert_eq!(error.reaction(), reaction, "{code}: {error:?}");
         }
@@ -738,7 +738,7 @@ fn a_takeover_from_a_hung_owner_ends_within_two_leases() {
                         proxy.hold(Which::All);
                         told.send(()).unwrap();
                     }
-                    session.exists("SELECT 1", Vec::new()).map(drop)
+                    session.exists("SELECT 1", &[]).map(drop)
                 })
             });
             is_locked.recv().unwrap();
@@ -768,8 +768,7 @@ fn a_session_is_given_up_after_half_a_lease_of_silence() {
     let world = World::new();
     let limit = || {
         let sql = "SELECT current_setting('idle_in_transaction_session_timeout')";
-        let said =
-            world.store.read(|session| session.row(sql, Vec::new(), |row| row.get::<String>(0)));
+        let said = world.store.read(|session| session.row(sql, &[], |row| row.get::<String>(0)));
         said.unwrap().unwrap()
     };
     // As for the usual lease, while there is none.

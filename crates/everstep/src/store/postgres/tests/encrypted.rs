@@ -50,7 +50,7 @@ fn is_encrypted(server: &Instance, host: &str, parameters: &str) -> Result<bool,
     store.migrate().unwrap();
     let said = store.read(|session| {
         let sql = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
-        session.row(sql, Vec::new(), |row| row.get::<bool>(0))
+        session.row(sql, &[], |row| row.get::<bool>(0))
     });
     Ok(said.unwrap().expect("our own session"))
 }

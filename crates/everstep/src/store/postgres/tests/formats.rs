@@ -32,7 +32,7 @@ fn a_schema_of_format_1_is_migrated_to_a_made_up_format_2() {
     let found = schema::inspect(&conn, schema, name, made_up).expect("format 2");
     assert_eq!(found, 2);
     let sql = "SELECT count(*) FROM everstep_runs WHERE colour = 'blue'";
-    let answers = conn.run(vec![session::Op::new(sql, Vec::new())]);
+    let answers = conn.run(vec![session::Op::new(sql, &[])]);
     let count: i64 = answers.expect("count")[0].rows[0].get(0).expect("a number");
     assert_eq!(count, 1);
     let error = schema::migrate(&conn, schema, name, frozen).expect_err("too new");

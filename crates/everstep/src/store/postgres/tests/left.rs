@@ -23,7 +23,7 @@ const CLEARED: [&str; 8] = [
 /// The rows of a query that gives texts.
 fn texts<const N: usize>(store: &PostgresStore, sql: &str) -> Vec<[String; N]> {
     let conn = store.take().expect("a connection");
-    let answers = conn.run(vec![Op::new(sql.to_owned(), Vec::new())]).expect("an answer");
+    let answers = conn.run(vec![Op::new(sql.to_owned(), &[])]).expect("an answer");
     let rows = answers.iter().flat_map(|answer| &answer.rows);
     let text = |row: &value::PgRow, column| row.get(column).expect("a text");
     rows.map(|row| std::array::from_fn(|column| text(row, column))).collect()

@@ -86,11 +86,12 @@ fn every_bulk_statement_reads_only_rows_of_its_batch() {
     assert!(bulks.len() > 30, "{} statements", bulks.len());
     let mut wrong = Vec::new();
     for (name, sql) in bulks {
+        let sql = conn::numbered(sql);
         let params = (1..99).rev().find(|no| sql.contains(&format!("${no}")));
         let nulls = vec!["NULL"; params.unwrap_or(0)].join(", ");
         execute(format!("PREPARE it AS {sql}"));
         let explain = format!("EXPLAIN (COSTS OFF) EXECUTE it ({nulls})");
-        let answers = conn.run(vec![Op::new(explain, Vec::new())]);
+        let answers = conn.run(vec![Op::new(explain, &[])]);
         let answers = answers.unwrap_or_else(|error| panic!("{name}: {error}"));
         let lines = answers[0].rows.iter().map(|row| row.get::<String>(0));
         let plan: Vec<String> = lines.collect::<Result<_, _>>().expect("a plan");

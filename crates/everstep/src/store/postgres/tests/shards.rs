@@ -146,7 +146,7 @@ fn begin_batch(store: &PostgresStore) -> Conn {
 /// and its process at the server.
 fn block_batches(store: &PostgresStore) -> (Conn, i64) {
     let blocker = store.take().expect("a connection");
-    let process = blocker.run(vec![Op::new("SELECT pg_backend_pid()::bigint", Vec::new())]);
+    let process = blocker.run(vec![Op::new("SELECT pg_backend_pid()::bigint", &[])]);
     let process: i64 = process.expect("its number")[0].rows[0].get(0).expect("one");
     let lock = "LOCK TABLE everstep_runs IN ACCESS EXCLUSIVE MODE";
     let locked = blocker.batch(format!("{NOT_IDLE}; BEGIN; {lock}"));

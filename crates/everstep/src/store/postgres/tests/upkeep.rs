@@ -32,12 +32,12 @@ fn a_connection_keeps_no_more_statements_than_it_needs() {
     let store = fresh();
     for no in 0..1_000 {
         let answer = store.read(|session| {
-            session.row(format!("SELECT {no}::bigint"), Vec::new(), |row| row.get::<i64>(0))
+            session.row(format!("SELECT {no}::bigint"), &[], |row| row.get::<i64>(0))
         });
         assert_eq!(answer.expect("answer"), Some(no));
     }
     let sql = "SELECT count(*) FROM pg_prepared_statements";
-    let kept = store.read(|session| session.row(sql, Vec::new(), |row| row.get::<i64>(0)));
+    let kept = store.read(|session| session.row(sql, &[], |row| row.get::<i64>(0)));
     let kept = kept.expect("count").expect("a row");
     assert!((1..500).contains(&kept), "{kept} statements are kept");
     testing::ran_on("PostgreSQL");
