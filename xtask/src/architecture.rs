@@ -1,5 +1,6 @@
 //! Whether every path that ARCHITECTURE.md names exists, and whether the modules of the core crate
-//! import each other as its table allows ([`layers`]).
+//! import each other as its table allows ([`layers`]). Some smaller promises about the tree are held
+//! beside it ([`held`]).
 //!
 //! A map that names files which are gone is worse than none, and nobody notices by reading it. A
 //! path may be given from the root, from a crate, or from the sources of a crate, as the text reads
@@ -9,6 +10,7 @@ use std::{fs, path::Path};
 
 use crate::Failure;
 
+mod held;
 mod layers;
 
 /// What a file of ours may end in. Anything else in backticks is taken for code.
@@ -41,7 +43,8 @@ pub(crate) fn check(root: &Path) -> Result<(), Failure> {
         )));
     }
     println!("    {} paths", paths.len());
-    layers::check(root, &text)
+    layers::check(root, &text)?;
+    held::check(root)
 }
 
 /// The names of what lies in a folder; none if it cannot be read.
