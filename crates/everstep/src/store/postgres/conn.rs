@@ -636,21 +636,17 @@ fn is_about_transaction(sql: &str) -> bool {
 }
 
 /// A statement as the server takes it: the parameters `?1` and `?2` of the shared statements
-/// ([`crate::store::sql`]) become `$1` and `$2`.
+/// ([`crate::store::sql`]) become `$1` and `$2`. Names in quotes, as that of a schema, stay.
 pub(super) fn numbered(sql: &str) -> Cow<'_, str> {
     if !sql.contains('?') {
         return Cow::Borrowed(sql);
     }
-    let mut numbered = String::with_capacity(sql.len());
-    let mut rest = sql;
-    while let Some((before, after)) = rest.split_once('?') {
-        let is_parameter = after.starts_with(|next: char| next.is_ascii_digit());
-        numbered.push_str(before);
-        numbered.push(if is_parameter { '$' } else { '?' });
-        rest = after;
-    }
-    numbered.push_str(rest);
-    Cow::Owned(numbered)
+    let parts = sql.split('"').zip([false, true].into_iter().cycle());
+    let parts = parts.map(|(part, is_name)| match is_name {
+        true => Cow::Borrowed(part),
+        false => Cow::Owned(part.replace('?', "$")),
+    });
+    Cow::Owned(parts.collect::<Vec<_>>().join("\""))
 }
 
 /// Without names, which a pooler would not find again on the next session.

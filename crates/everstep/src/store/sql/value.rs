@@ -144,16 +144,11 @@ param! { Text:
 param! { Bytes:
     [u8] => |it| it;
     Vec<u8> => |it| it;
+    [u8; 8] => |it| it;
+    [u8; 16] => |it| it;
+    [u8; 32] => |it| it;
     Uuid => |it| it.as_bytes();
     RunId => |it| it.as_bytes();
-}
-
-impl<const N: usize> AsParam for [u8; N] {
-    const NULL: Param<'static> = Param::Bytes(None);
-
-    fn param(&self) -> Param<'_> {
-        Param::Bytes(Some(self))
-    }
 }
 
 impl AsParam for Value {

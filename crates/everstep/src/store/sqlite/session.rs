@@ -36,16 +36,12 @@ impl<'c> Session<'c> {
     }
 
     fn bound(&self, sql: &str, params: &[Param<'_>]) -> rusqlite::Result<CachedStatement<'c>> {
-        debug_assert!(
-            !sql.contains('$'),
-            "SQLite would number `$2` by where it comes first: {sql}"
-        );
+        debug_assert!(!sql.contains('$'), "SQLite numbers `$2` by where it comes first: {sql}");
         let mut statement = self.conn.prepare_cached(sql)?;
-        let count = statement.parameter_count();
         // A text of this dialect may leave the last parameters of the shared call out.
-        let params = params
-            .get(..count)
-            .ok_or_else(|| rusqlite::Error::InvalidParameterCount(params.len(), count))?;
+        let count = statement.parameter_count();
+        let missing = rusqlite::Error::InvalidParameterCount(params.len(), count);
+        let params = params.get(..count).ok_or(missing)?;
         for (place, value) in (1..).zip(params) {
             statement.raw_bind_parameter(place, value)?;
         }

@@ -125,3 +125,11 @@ fn statements_are_planned_anew_after_a_while() {
 fn lock_statements(conn: &Conn) -> MutexGuard<'_, HashMap<String, tokio_postgres::Statement>> {
     lock(&conn.statements)
 }
+
+#[test]
+fn parameters_of_shared_statements_are_numbered_and_quoted_names_stay() {
+    let shared = "SELECT ?1, ?12 FROM \"a?1\"\"?2\".runs WHERE name = ?2 COLLATE \"C\"";
+    let sent = "SELECT $1, $12 FROM \"a?1\"\"?2\".runs WHERE name = $2 COLLATE \"C\"";
+    assert_eq!(conn::numbered(shared), sent);
+    assert_eq!(conn::numbered("SELECT $1"), "SELECT $1");
+}
