@@ -49,6 +49,11 @@ pub(crate) mod streams;
 pub(crate) mod sweep;
 pub(crate) mod value;
 
+/// The text of a statement.
+pub(crate) trait Text: Into<Cow<'static, str>> {}
+
+impl<T: Into<Cow<'static, str>>> Text for T {}
+
 /// A transaction: statements in order, rows back. What is read shows what was written.
 ///
 /// Parameters are `?1`, `?2` and so on: SQLite binds these by number, without asking for names. The
@@ -63,18 +68,10 @@ pub(crate) trait Sql {
     fn pick<'t>(sqlite: &'t str, postgres: &'t str) -> &'t str;
 
     /// Executes a statement, now or together with the next that is waited for.
-    fn execute(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: &[Param<'_>],
-    ) -> Result<(), Self::Error>;
+    fn execute(&self, sql: impl Text, params: &[Param<'_>]) -> Result<(), Self::Error>;
 
     /// Executes a statement now; how many rows it has changed.
-    fn execute_now(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: &[Param<'_>],
-    ) -> Result<usize, Self::Error>;
+    fn execute_now(&self, sql: impl Text, params: &[Param<'_>]) -> Result<usize, Self::Error>;
 
     /// Writes a row, now or together with others of the same statement.
     fn put(&self, bulk: &'static Bulk, row: &[Param<'_>]) -> Result<(), Self::Error>;
@@ -88,7 +85,7 @@ pub(crate) trait Sql {
     /// The rows of a query, read by `read`.
     fn rows<T>(
         &self,
-        sql: impl Into<Cow<'static, str>>,
+        sql: impl Text,
         params: &[Param<'_>],
         read: impl FnMut(&dyn Row) -> Result<T, BadValue>,
     ) -> Result<Vec<T>, Self::Error> {
@@ -100,7 +97,7 @@ pub(crate) trait Sql {
     /// The first row of a query, if there is one.
     fn row<T>(
         &self,
-        sql: impl Into<Cow<'static, str>>,
+        sql: impl Text,
         params: &[Param<'_>],
         read: impl FnOnce(&dyn Row) -> Result<T, BadValue>,
     ) -> Result<Option<T>, Self::Error> {
@@ -110,20 +107,12 @@ pub(crate) trait Sql {
     }
 
     /// Whether a query has a row.
-    fn exists(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: &[Param<'_>],
-    ) -> Result<bool, Self::Error> {
+    fn exists(&self, sql: impl Text, params: &[Param<'_>]) -> Result<bool, Self::Error> {
         self.row(sql, params, |_| Ok(())).map(|row| row.is_some())
     }
 
     /// The number that a query gives; 0 if it gives none.
-    fn count(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: &[Param<'_>],
-    ) -> Result<u64, Self::Error> {
+    fn count(&self, sql: impl Text, params: &[Param<'_>]) -> Result<u64, Self::Error> {
         let count = self.row(sql, params, |row| row.get(0))?;
         Ok(count.unwrap_or(0))
     }
@@ -174,7 +163,7 @@ type Take<'q> = Box<dyn FnMut(&dyn Row) -> Result<ControlFlow<()>, BadValue> + '
 
 impl<'q> Query<'q> {
     pub(crate) fn new(
-        sql: impl Into<Cow<'static, str>>,
+        sql: impl Text,
         params: &'q [Param<'q>],
         take: impl FnMut(&dyn Row) -> Result<ControlFlow<()>, BadValue> + 'q,
     ) -> Query<'q> {
@@ -183,7 +172,7 @@ impl<'q> Query<'q> {
 
     /// Puts all rows into a list.
     pub(crate) fn all<T>(
-        sql: impl Into<Cow<'static, str>>,
+        sql: impl Text,
         params: &'q [Param<'q>],
         list: &'q mut Vec<T>,
         mut read: impl FnMut(&dyn Row) -> Result<T, BadValue> + 'q,
@@ -196,7 +185,7 @@ impl<'q> Query<'q> {
 
     /// Keeps the first row, if there is one.
     pub(crate) fn first<T>(
-        sql: impl Into<Cow<'static, str>>,
+        sql: impl Text,
         params: &'q [Param<'q>],
         found: &'q mut Option<T>,
         read: impl FnOnce(&dyn Row) -> Result<T, BadValue> + 'q,

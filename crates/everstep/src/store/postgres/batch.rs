@@ -276,11 +276,7 @@ impl<'a> Applier<'a> {
 
     /// Executes a statement that is not on everybody's path. It is sent with the next that is waited
     /// for.
-    pub(super) fn execute(
-        &self,
-        sql: impl Into<std::borrow::Cow<'static, str>>,
-        params: &[Param<'_>],
-    ) {
+    pub(super) fn execute(&self, sql: impl crate::store::sql::Text, params: &[Param<'_>]) {
         self.session.execute(sql, params);
     }
 

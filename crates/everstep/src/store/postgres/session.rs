@@ -20,7 +20,7 @@ use crate::{
     commit::Transaction,
     hash::{FastMap, FastSet},
     run_id::RunNo,
-    store::sql::{Query, Sql},
+    store::sql::{Query, Sql, Text},
 };
 
 /// One statement on its way.
@@ -31,12 +31,12 @@ pub(super) struct Op {
 }
 
 impl Op {
-    pub(super) fn new(sql: impl Into<Cow<'static, str>>, params: &[Param<'_>]) -> Op {
+    pub(super) fn new(sql: impl Text, params: &[Param<'_>]) -> Op {
         Op::keeping(sql, params.iter().copied().map(Value::from).collect())
     }
 
     /// A statement with parameters that are its own already.
-    pub(super) fn keeping(sql: impl Into<Cow<'static, str>>, params: Vec<Value>) -> Op {
+    pub(super) fn keeping(sql: impl Text, params: Vec<Value>) -> Op {
         let sql = sql.into();
         Op { sql, params }
     }
@@ -137,7 +137,7 @@ impl<'a> Session<'a> {
     }
 
     /// Queues a statement. What it does is seen by everything that is asked afterwards.
-    pub(super) fn execute(&self, sql: impl Into<Cow<'static, str>>, params: &[Param<'_>]) {
+    pub(super) fn execute(&self, sql: impl Text, params: &[Param<'_>]) {
         self.push(Op::new(sql, params));
     }
 
@@ -218,20 +218,12 @@ impl Sql for Session<'_> {
         postgres
     }
 
-    fn execute(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: &[Param<'_>],
-    ) -> Result<(), Trouble> {
+    fn execute(&self, sql: impl Text, params: &[Param<'_>]) -> Result<(), Trouble> {
         Session::execute(self, sql, params);
         Ok(())
     }
 
-    fn execute_now(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: &[Param<'_>],
-    ) -> Result<usize, Trouble> {
+    fn execute_now(&self, sql: impl Text, params: &[Param<'_>]) -> Result<usize, Trouble> {
         let mut answers = self.run(vec![Op::new(sql, params)])?;
         let affected = answers.pop().map_or(0, |answer| answer.affected);
         Ok(usize::try_from(affected).unwrap_or(usize::MAX))

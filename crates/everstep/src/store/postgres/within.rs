@@ -161,7 +161,7 @@ impl PostgresStore {
 
 async fn ask(
     tx: &Transaction<'_>,
-    sql: impl Into<std::borrow::Cow<'static, str>>,
+    sql: impl crate::store::sql::Text,
     params: &[super::value::Param<'_>],
 ) -> Result<Vec<PgRow>, Trouble> {
     let answers = conn::run_unnamed(tx.client(), &[Op::new(sql, params)]).await?;

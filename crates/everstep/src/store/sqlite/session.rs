@@ -8,7 +8,7 @@ use rusqlite::{
 };
 
 use crate::store::sql::{
-    Query, Sql,
+    Query, Sql, Text,
     bulk::Bulk,
     columns::to_json,
     value::{BadValue, Datum, Param, Row},
@@ -58,19 +58,11 @@ impl Sql for Session<'_> {
         sqlite
     }
 
-    fn execute(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: &[Param<'_>],
-    ) -> rusqlite::Result<()> {
+    fn execute(&self, sql: impl Text, params: &[Param<'_>]) -> rusqlite::Result<()> {
         self.execute_now(sql, params).map(drop)
     }
 
-    fn execute_now(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: &[Param<'_>],
-    ) -> rusqlite::Result<usize> {
+    fn execute_now(&self, sql: impl Text, params: &[Param<'_>]) -> rusqlite::Result<usize> {
         let rows = self.bound(&sql.into(), params)?.raw_execute()?;
         self.count_rows(rows);
         Ok(rows)
