@@ -63,7 +63,9 @@ pub enum Sabotage {
     /// A tick of a schedule is taken in one write, and its run is started in another one.
     TickWithoutRow,
     /// The simulated store gives an item of a queue to a second worker that asks.
+    #[allow(dead_code, reason = "only a simulation asks for it")]
     DoubleClaim,
     /// The simulated store accepts a second value of a deferred.
+    #[allow(dead_code, reason = "only a simulation asks for it")]
     SecondValue,
 }
