@@ -13,6 +13,7 @@ use super::*;
 pub(super) const CHECKS: &[(&str, Check)] = checks![
     a_run_that_others_pause_has_its_last_number_or_none_until_its_owner_says_it,
     a_run_that_others_pause_and_resume_may_go_back_in_numbers,
+    a_number_that_a_store_only_learns_is_no_change_of_the_run,
 ];
 
 /// Whether a store knows the last number of a run, which a row alone does not say.
@@ -140,4 +141,21 @@ fn a_run_that_others_pause_and_resume_may_go_back_in_numbers(world: &World) {
     world.accept(Commit { patch: Patch::Run { inbox_seq: 0 }, ..numbered(id, 3, 1) });
     world.accept(numbered(id, 4, 1));
     assert_eq!(world.refuse(numbered(id, 6, 1)), Refusal::Gap { stored: 4 });
+}
+
+/// A store that did not know the number writes it, and a store that did writes nothing: a client must see
+/// the same `updated_at` in both.
+fn a_number_that_a_store_only_learns_is_no_change_of_the_run(world: &World) {
+    let id = running_at(world, 3);
+    control_by_others(world, id, Control::Pause);
+    let say = |ms, last_number, numbers| {
+        let commit = Box::new(results(id, last_number, numbers));
+        let outcome = world.one(ms, Write::Commit(commit));
+        assert!(matches!(outcome, Outcome::Committed(_)), "{outcome:?}");
+        let row = world.row(id);
+        (row.last_number, row.updated_at)
+    };
+    assert_eq!(say(5, 3, 0), (3, at(3)));
+    assert_eq!(say(6, 4, 1), (4, at(6)));
+    assert_eq!(say(7, 4, 0), (4, at(6)));
 }

@@ -3,7 +3,11 @@
 //!
 //! It is done after the life, outside of the simulation: real stores have threads and sockets.
 
-use std::{error::Error, sync::OnceLock};
+use std::{
+    error::Error,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::OnceLock,
+};
 
 use everstep::{
     store::{MemoryStore, Store},
@@ -20,19 +24,39 @@ const READ_EVERY: usize = 50;
 /// machine that happens, and says nothing about answers. Every other error counts.
 const TRIES: usize = 5;
 
+/// The words of the PostgreSQL store about such a wait.
+const NO_CONNECTION: &str = "no connection within";
+
 /// What differs between the stores after these changes.
 pub(crate) fn compare(changes: &[Change]) -> Option<Violation> {
+    let differs = repeated(|| match on_all(changes) {
+        Ok(compared) => compared,
+        Err(error) => Err(format!("there are no stores to compare: {error:?}")),
+    });
+    differs.err().map(|what| Violation { promise: Promise::StoresAgree, what })
+}
+
+/// Makes a comparison as a whole until no connection was missing in it, or it was tried too often. A read
+/// that fails panics, so a missing connection may be said by a panic, too.
+fn repeated(compare: impl Fn() -> Result<(), String>) -> Result<(), String> {
     let mut differs = String::new();
     for _ in 0..TRIES {
-        differs = match on_all(changes) {
-            Ok(compared) => compared.err()?,
-            Err(error) => format!("there are no stores to compare: {error:?}"),
+        differs = match catch_unwind(AssertUnwindSafe(&compare)) {
+            Ok(compared) => match compared {
+                Ok(()) => return Ok(()),
+                Err(differs) => differs,
+            },
+            Err(panic) => match panic.downcast::<String>() {
+                Ok(text) if text.contains(NO_CONNECTION) => *text,
+                Ok(text) => resume_unwind(text),
+                Err(panic) => resume_unwind(panic),
+            },
         };
-        if !differs.contains("no connection within") {
+        if !differs.contains(NO_CONNECTION) {
             break;
         }
     }
-    Some(Violation { promise: Promise::StoresAgree, what: differs })
+    Err(differs)
 }
 
 /// The database that stores are compared in: one for this process and all that it starts.
@@ -53,4 +77,36 @@ fn on_all(changes: &[Change]) -> Result<Result<(), String>, Box<dyn Error>> {
     let stores: [(&str, &dyn Store); 3] =
         [("memory", &memory), ("SQLite", &file), ("PostgreSQL", &database)];
     Ok(compare_changes(&stores, changes, READ_EVERY))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// What becomes of a comparison whose first tries end like this, and how often it is tried.
+    fn tried(fails: impl Fn(usize) -> Result<(), String>) -> (Option<Result<(), String>>, usize) {
+        let tries = Cell::new(0);
+        let repeated = || {
+            repeated(|| {
+                tries.set(tries.get() + 1);
+                fails(tries.get())
+            })
+        };
+        (catch_unwind(AssertUnwindSafe(repeated)).ok(), tries.get())
+    }
+
+    #[test]
+    fn a_comparison_without_a_connection_is_repeated_and_no_other() {
+        let missing = || "load: no connection within 5s".to_owned();
+        let second = |no| if no == 1 { Err(missing()) } else { Ok(()) };
+        assert_eq!(tried(second), (Some(Ok(())), 2));
+        let panics_first = |no| if no == 1 { panic!("{}", missing()) } else { Ok(()) };
+        assert_eq!(tried(panics_first), (Some(Ok(())), 2));
+        assert_eq!(tried(|_| panic!("{}", missing())), (Some(Err(missing())), TRIES));
+        assert_eq!(tried(|_| Err("differs".to_owned())), (Some(Err("differs".to_owned())), 1));
+        assert_eq!(tried(|no| panic!("another mistake, the {no}.")), (None, 1));
+        assert_eq!(tried(|_| panic!("another mistake")), (None, 1));
+    }
 }

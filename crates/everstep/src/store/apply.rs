@@ -170,6 +170,7 @@ impl<T: Tables> Applier<'_, T> {
         rules::apply(&mut head, commit, tables.now());
         let change = match &commit.patch {
             _ if !rules::writes_row(before, commit) => RunChange::Nothing,
+            Patch::Keep if commit.numbers == 0 => RunChange::Learned,
             Patch::Keep => RunChange::Number,
             Patch::Run { .. } => RunChange::Moving,
             Patch::Park { waiting, .. } => {

@@ -202,12 +202,13 @@ impl RunTables for Data {
         self.change(head.id.no(), |run| {
             run.head = *head;
             let row = &mut run.row;
-            if !matches!(change, RunChange::Nothing | RunChange::Links) {
+            if !matches!(change, RunChange::Nothing | RunChange::Learned | RunChange::Links) {
                 row.updated_at = now;
             }
             match change {
                 RunChange::Nothing
                 | RunChange::Number
+                | RunChange::Learned
                 | RunChange::Inbox
                 | RunChange::Links
                 | RunChange::Cancel

@@ -82,8 +82,8 @@ impl Head {
 /// on, and names the columns of it that differ from the stored ones: a store may write those alone,
 /// or all of them.
 ///
-/// Every variant but [`Nothing`](Self::Nothing) and [`Links`](Self::Links) also sets `updated_at` to
-/// the time of the batch.
+/// Every variant but [`Nothing`](Self::Nothing), [`Learned`](Self::Learned) and [`Links`](Self::Links)
+/// also sets `updated_at` to the time of the batch.
 #[derive(Clone, Copy, Debug)]
 pub enum RunChange<'a> {
     /// No column has to be written: nothing differs, or `last_number` alone does in a row that is
@@ -93,6 +93,9 @@ pub enum RunChange<'a> {
     Nothing,
     /// `last_number`.
     Number,
+    /// `last_number`, which the row did not say exactly. The run has not changed, so `updated_at` is kept:
+    /// it must not depend on which store knew the number before.
+    Learned,
     /// `inbox_seq` and `available_at`: something came into the inbox.
     Inbox,
     /// `links`.

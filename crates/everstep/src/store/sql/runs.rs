@@ -94,6 +94,8 @@ static WRITE_RUNNING: Bulk = Bulk::written(
 static WRITE_NUMBER: Bulk =
     Bulk::update("everstep_runs", 1, "no bigint, last_number bigint, updated_at bigint");
 
+static WRITE_LEARNED: Bulk = Bulk::update("everstep_runs", 1, "no bigint, last_number bigint");
+
 static PUT_STATE: Bulk = Bulk::put("everstep_state", 2, "run bigint, key text, value bytea");
 
 static PUT_TAG: Bulk = Bulk::insert_new("everstep_tags", 3, "run bigint, name text, value text");
@@ -359,6 +361,9 @@ impl<T: SqlTables> RunTables for InSql<T> {
             RunChange::Nothing => {}
             RunChange::Number => {
                 sql.put(&WRITE_NUMBER, params![run, head.stored_number(), now])?;
+            }
+            RunChange::Learned => {
+                sql.put(&WRITE_LEARNED, params![run, head.stored_number()])?;
             }
             RunChange::Inbox => {
                 let row = params![run, head.inbox_seq, head.available_at, now];
