@@ -250,7 +250,7 @@ impl Ctx {
         self.core().check_outside_body(what)?;
         let bytes = encode(self.core(), value, Whose::Runs, what)?;
         let mut st = self.core().state.borrow_mut();
-        if !st.quiet_effects {
+        if !st.is_stored(&self.scope.key) {
             st.set_state.retain(|(other, _)| other != key);
             st.set_state.push((key.to_owned(), bytes));
         }
@@ -287,7 +287,7 @@ impl Ctx {
     fn change_tag(&self, name: &str, value: Option<String>) -> Result<()> {
         self.core().check_outside_body(|| format!("a change of the tag `{name}`"))?;
         let mut st = self.core().state.borrow_mut();
-        if !st.quiet_effects {
+        if !st.is_stored(&self.scope.key) {
             let name = name.to_owned();
             st.effects.push(Effect::Tag { name, value });
         }
@@ -322,7 +322,7 @@ impl Ctx {
     pub fn removed(&self, name: &str, kind: EntryKind) {
         if check_name(name).is_ok() && !self.refuses_in_body("ctx.removed", name) {
             let (key, _) = self.next_key(name);
-            self.core().mark_removed(&key, kind);
+            self.core().mark_removed(&key, &self.scope.key, kind);
         }
     }
 

@@ -281,6 +281,9 @@ pub(crate) struct State {
     /// Whether what the code does besides operations is known to be durable already: true from
     /// loading a run that has made a commit of its own until it is live.
     pub(crate) quiet_effects: bool,
+    /// The scopes in which replayed code has gone further than the code that made the history: past an
+    /// operation that was removed and that the run had stood in, or past a gate that is new to it.
+    ahead: Vec<Key>,
     /// The highest number that was taken.
     pub(crate) taken: u64,
     /// The highest number that an operation has taken: below `taken` only while what comes right

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{Core, Mode, Next, Phase};
+use super::{Core, Mode, Next, Phase, State};
 use crate::{
     ctx::rollback::Undo,
     error::{Error, Failure, FailureKind},
-    history::{EntryKind, EntryStatus, EntryValue, Key, OpId},
+    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, OpId},
     location::keys,
     run::{Halt, load::to_compensate},
 };
@@ -139,20 +139,21 @@ impl Core {
         // Code without this gate has gone past it if it made something after it in this scope. Where the
         // scope ends with the gate (a branch of a join), it has if it took a later completion, or made
         // anything with those that are taken by now.
-        let is_past = st.history.any_unclaimed(scope).is_some()
-            || !st.replay.is_empty()
-            || st.history.any_unclaimed_since(st.taken_by_code);
+        let is_past = st.is_past(scope);
         let version = if is_past { 1 } else { latest };
         if st.mode != Mode::Collect {
             let entry = op.ended(self.now(), EntryValue::Version(version));
             st.insert_entry(id, entry);
+        }
+        if !is_past {
+            st.go_ahead(scope);
         }
         version
     }
 
     /// An operation that the code no longer makes: whatever is recorded at or below the key is
     /// passed over.
-    pub(crate) fn mark_removed(&self, key: &Key, kind: EntryKind) {
+    pub(crate) fn mark_removed(&self, key: &Key, scope: &[u8], kind: EntryKind) {
         let st = &mut *self.state.borrow_mut();
         if let Some(slot) = st.history.get(key) {
             let recorded = slot.entry.kind;
@@ -162,7 +163,13 @@ impl Core {
                 return;
             }
         }
+        let was_passed = st.history.get(key).map(|slot| was_passed(&slot.entry));
         st.history.claim_subtree(key);
+        // Without an entry, the run may have stood in the body of a step, which is recorded late. If it
+        // had not, what its code has set here is set once more, to the same values.
+        if !was_passed.unwrap_or_else(|| st.is_past(scope)) {
+            st.go_ahead(scope);
+        }
         let numbers = st.replay.iter().filter(|(_, next)| keys::is_under(next, key));
         st.removed.extend(numbers.map(|(number, _)| *number));
         st.pass_removed();
@@ -221,4 +228,51 @@ impl Core {
     pub(crate) fn continue_as(&self, next: Next) {
         self.state.borrow_mut().continuing.get_or_insert(next);
     }
+}
+
+impl State {
+    /// Whether the code that made the history has gone past this place of the scope, which it has no entry
+    /// of.
+    fn is_past(&self, scope: &[u8]) -> bool {
+        self.history.any_unclaimed(scope).is_some()
+            || !self.replay.is_empty()
+            || self.history.any_unclaimed_since(self.taken_by_code)
+    }
+
+    /// Notes that the code goes further in this scope than the code that made the history.
+    fn go_ahead(&mut self, scope: &[u8]) {
+        if self.mode == Mode::Replay && !self.ahead.iter().any(|other| **other == *scope) {
+            self.ahead.push(Key::from(scope));
+        }
+    }
+
+    /// Whether what the code sets now, in this scope, is known to be stored. Behind the last recorded
+    /// completion, code that is ahead in one scope may have brought the others further, too: what waits
+    /// for a branch of a join goes on when the branch ends.
+    pub(crate) fn is_stored(&self, scope: &[u8]) -> bool {
+        let is_ahead = |ahead: &Key| self.replay.is_empty() || keys::is_under(scope, ahead);
+        self.quiet_effects && !self.ahead.iter().any(is_ahead)
+    }
+
+    /// Whether an answer that the code gives now is known to be stored. Its scope is not known; the store
+    /// keeps the first answer, so that one too many changes nothing.
+    pub(crate) fn is_answer_stored(&self) -> bool {
+        self.quiet_effects && self.ahead.is_empty()
+    }
+}
+
+/// Whether the code that made this entry has gone on after its operation: it has taken the result, or the
+/// operation has none to take.
+fn was_passed(entry: &Entry) -> bool {
+    let is_structure = matches!(
+        entry.kind,
+        EntryKind::Join
+            | EntryKind::Map
+            | EntryKind::Race
+            | EntryKind::Attempt
+            | EntryKind::Repeat
+            | EntryKind::Version
+            | EntryKind::Removed
+    );
+    entry.number.is_some() || (is_structure && entry.status.is_terminal())
 }

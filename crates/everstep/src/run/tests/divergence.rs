@@ -351,3 +351,144 @@ fn an_old_run_that_has_not_come_to_the_gate_goes_the_new_way() {
     owner.finish_all();
     assert_eq!(hands::starts(), ["a", "a", "extra", "b", "c"]);
 }
+
+/// What the code sets is stored with the commit of what it does before it waits. A replay passes over
+/// all of that, and did so up to its end: what the code set behind an operation that was removed, in
+/// which the run had stood, was taken for stored and was lost.
+mod sets_what_the_run_had_not_come_to {
+    use super::*;
+    use crate::{codec::payload, store::Store};
+
+    fn states(owner: &Owner) -> Vec<(String, String)> {
+        let all = owner.store.state(owner.id.no()).unwrap().into_iter();
+        let mut all: Vec<_> =
+            all.map(|(key, value)| (key, payload::from_slice(&value).unwrap())).collect();
+        all.sort();
+        all
+    }
+
+    fn set(ctx: &Ctx, key: &str, value: &str) {
+        ctx.set_state(key, value).unwrap();
+        ctx.set_tag(key, value).unwrap();
+    }
+
+    /// Drives `old` by hand, deploys `new`, and checks that it sets `expected` and no more.
+    fn check(
+        old: Arc<Definition>,
+        drive: impl FnOnce(&mut Owner),
+        new: Arc<Definition>,
+        expected: &[(&str, &str)],
+    ) {
+        let mut owner = Owner::start(old);
+        owner.settle();
+        drive(&mut owner);
+        owner.deploy(new);
+        owner.finish_all();
+        assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
+        assert_eq!(hands::violation(), None);
+        let expected: Vec<(String, String)> =
+            expected.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        assert_eq!(states(&owner), expected);
+        let mut tags = owner.row().tags;
+        tags.sort();
+        assert_eq!(tags, expected);
+    }
+
+    fn straight(is_removed: bool) -> Arc<Definition> {
+        workflow(move |ctx: Ctx| async move {
+            work(&ctx, "a").await?;
+            match is_removed {
+                true => ctx.removed("nap", EntryKind::Sleep),
+                false => nap(&ctx, "nap").await?,
+            }
+            set(&ctx, "phase", "late");
+            work(&ctx, "b").await
+        })
+    }
+
+    #[test]
+    fn behind_a_removed_operation() {
+        check(straight(false), |owner| owner.finish("a"), straight(true), &[("phase", "late")]);
+    }
+
+    #[test]
+    fn behind_a_removed_step_that_left_no_entry() {
+        let code = |is_removed: bool| {
+            workflow(move |ctx: Ctx| async move {
+                work(&ctx, "a").await?;
+                match is_removed {
+                    true => ctx.removed("gone", EntryKind::Step),
+                    false => _ = work(&ctx, "gone").await?,
+                }
+                set(&ctx, "phase", "late");
+                work(&ctx, "b").await
+            })
+        };
+        check(code(false), |owner| owner.finish("a"), code(true), &[("phase", "late")]);
+    }
+
+    #[test]
+    fn behind_a_removed_operation_of_a_branch() {
+        let code = |is_removed: bool| {
+            workflow(move |ctx: Ctx| async move {
+                let one = async |ctx: Ctx| {
+                    match is_removed {
+                        true => ctx.removed("nap", EntryKind::Sleep),
+                        false => nap(&ctx, "nap").await?,
+                    }
+                    set(&ctx, "one", "late");
+                    Ok(())
+                };
+                let other = async |ctx: Ctx| {
+                    work(&ctx, "b").await?;
+                    work(&ctx, "c").await?;
+                    Ok(())
+                };
+                ctx.join("both", (branch("one", one), branch("other", other))).await?;
+                set(&ctx, "phase", "joined");
+                work(&ctx, "d").await
+            })
+        };
+        let drive = |owner: &mut Owner| {
+            owner.finish("both/other/b");
+            owner.finish("both/other/c");
+        };
+        check(code(false), drive, code(true), &[("one", "late"), ("phase", "joined")]);
+    }
+
+    #[test]
+    fn behind_a_gate_that_leads_the_new_way() {
+        let code = |is_gated: bool| {
+            workflow(move |ctx: Ctx| async move {
+                work(&ctx, "a").await?;
+                if is_gated && ctx.version("with-extra", 2) >= 2 {
+                    set(&ctx, "way", "new");
+                }
+                work(&ctx, "b").await
+            })
+        };
+        check(code(false), |owner| owner.finish("a"), code(true), &[("way", "new")]);
+    }
+
+    /// A client may have changed since then what the run had set: it is not set again.
+    #[test]
+    fn and_nothing_that_it_had_come_to() {
+        let drive = |owner: &mut Owner| {
+            owner.finish("a");
+            while owner.entry("nap").is_none_or(|nap| nap.number.is_none()) {
+                assert!(owner.fire_next_timer());
+                owner.settle();
+            }
+        };
+        let mut owner = Owner::start(straight(false));
+        owner.settle();
+        drive(&mut owner);
+        assert_eq!(states(&owner), [("phase".to_owned(), "late".to_owned())]);
+        let before = owner.commits.len();
+        owner.deploy(straight(true));
+        owner.finish_all();
+        assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
+        let later = &owner.commits[before..];
+        assert!(later.iter().all(|commit| commit.state.is_empty() && commit.effects.is_empty()));
+    }
+}
