@@ -88,18 +88,21 @@ pub(super) fn check(outside: &Outside, ledger: &Ledger) {
         .map(|note| note.iter().map(String::as_str).collect())
         .collect();
     let last = last_of_killed(&notes);
-    // Who is in, by key: the process and the step.
-    let mut inside: BTreeMap<&str, HashSet<(&str, &str, &str)>> = BTreeMap::new();
+    // Who is in, by key: the process and the step, and the place of the note that says so.
+    let mut inside: BTreeMap<&str, HashMap<(&str, &str, &str), usize>> = BTreeMap::new();
     let mut stopped: HashSet<&str> = HashSet::new();
     for (place, note) in notes.iter().enumerate() {
         match note[..] {
             ["in", key, run, at, process] if !stopped.contains(process) => {
                 outside.count("limited_bodies", 1);
                 let inside = inside.entry(key).or_default();
-                inside.retain(|(other, ..)| last.get(other).is_none_or(|last| *last >= place));
-                inside.insert((process, run, at));
+                inside.retain(|(other, ..), since| {
+                    let mut deaths = last.get(other).into_iter().flatten();
+                    !deaths.any(|last| (*since..place).contains(last))
+                });
+                inside.insert((process, run, at), place);
                 if inside.len() > PLACES as usize {
-                    let what = format!("{inside:?} are in for key {key}");
+                    let what = format!("{:?} are in for key {key}", inside.keys());
                     outside.broken("limit_exceeded", what);
                 }
             }
@@ -109,7 +112,7 @@ pub(super) fn check(outside: &Outside, ledger: &Ledger) {
             ["stopped", process] => {
                 stopped.insert(process);
                 for inside in inside.values_mut() {
-                    inside.retain(|(other, ..)| *other != process);
+                    inside.retain(|(other, ..), _| *other != process);
                 }
             }
             _ => {}
@@ -119,19 +122,19 @@ pub(super) fn check(outside: &Outside, ledger: &Ledger) {
 
 /// Of each process that was killed, the place of the last note that it wrote itself. It may have died
 /// right after that: the parent reads the ledger and notes the death a moment later, and on a file the
-/// next owner does not wait for the end of a lease, so its bodies may already be in by then.
-fn last_of_killed<'a>(notes: &[Vec<&'a str>]) -> HashMap<&'a str, usize> {
+/// next owner does not wait for the end of a lease, so its bodies may already be in by then. The system
+/// gives the id of a process to another one later, which may be killed, too.
+fn last_of_killed<'a>(notes: &[Vec<&'a str>]) -> HashMap<&'a str, Vec<usize>> {
     let mut last = HashMap::new();
-    let mut killed = HashMap::new();
+    let mut killed: HashMap<&str, Vec<usize>> = HashMap::new();
     for (place, note) in notes.iter().enumerate() {
         match note[..] {
             ["in" | "out", .., process] => _ = last.insert(process, place),
-            ["killed", process] => _ = killed.insert(process, last.remove(process)),
+            ["killed", process] => killed.entry(process).or_default().extend(last.remove(process)),
             _ => {}
         }
     }
-    let killed = killed.into_iter();
-    killed.filter_map(|(process, last)| Some((process, last?))).collect()
+    killed
 }
 
 #[cfg(test)]
@@ -142,6 +145,22 @@ mod tests {
         let outside = tests::outside();
         check(&outside, &tests::ledger(notes));
         outside.counted("limit_exceeded")
+    }
+
+    #[test]
+    fn process_that_got_the_id_of_one_that_was_killed_is_another_one() {
+        let notes = [
+            "place in 0 a x 1",
+            "place killed 1",
+            "place in 0 b x 1",
+            "place killed 1",
+            "place in 0 c x 2",
+            "place in 0 d x 2",
+            "place in 0 e x 2",
+        ];
+        assert_eq!(exceeded(&notes), 0);
+        let alive = [&notes[..3], &notes[4..]].concat();
+        assert_eq!(exceeded(&alive), 1);
     }
 
     #[test]
