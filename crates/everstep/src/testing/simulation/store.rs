@@ -359,10 +359,13 @@ impl SimStore {
         lock(changes).push(change);
     }
 
-    /// Has heard the time of the store.
-    fn hear_time(&self, said: Timestamp) {
-        let at = simulation::instant();
-        *lock(&self.known) = Some((said, at));
+    /// Has heard the time of the store, in an answer to a question of this instant. It is believed if it has
+    /// come at once, as in PostgreSQL: it is wrong by up to half the time that it took.
+    fn hear_time(&self, said: Timestamp, asked: Instant) {
+        let took = simulation::instant().saturating_duration_since(asked);
+        if took <= QUICK {
+            *lock(&self.known) = Some((said, asked + took / 2));
+        }
     }
 }
 
@@ -390,6 +393,7 @@ impl Around for SimStore {
         call: Call<'_>,
         make: impl FnOnce(&MemoryStore) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
+        let asked = simulation::instant();
         on_its_way(self.sheltered, &self.server.sky, "asked");
         if simulation::is_dead() {
             // It unwinds, or is about to.
@@ -414,7 +418,7 @@ impl Around for SimStore {
             return Err(self.server.count(error));
         }
         if matches!(call, Call::Read("ask_time") | Call::Register(_) | Call::Heartbeat(..)) {
-            self.hear_time(said);
+            self.hear_time(said, asked);
         }
         Ok(answer)
     }
@@ -496,6 +500,9 @@ impl Around for SimStore {
 
 /// How long a client believes what a database has said of its time.
 const TIME_LASTS: Duration = Duration::from_secs(30);
+
+/// How long an answer may take for the time in it to be believed.
+const QUICK: Duration = Duration::from_millis(500);
 
 impl SimStore {
     /// Sends a wake-up to one process.
