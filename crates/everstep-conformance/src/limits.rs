@@ -272,7 +272,7 @@ pub(super) fn turns_by_the_rate_are_given_away_in_order(world: &World) {
     assert_eq!(keys, ["b"]);
 }
 
-/// The clock of a process is an hour ahead for a while, and is set back. Nobody had a turn for an hour.
+/// The clock of a process is an hour ahead for a while, and is set back. No run had a turn for an hour.
 pub(super) fn turns_follow_a_clock_that_was_set_back(world: &World) {
     const HOUR: i64 = 3_600_000;
     let id = world.running();
@@ -292,6 +292,6 @@ pub(super) fn turns_follow_a_clock_that_was_set_back(world: &World) {
     let rows = world.store.inbox(id.no(), 0).expect("inbox");
     let turn = |row: &InboxRow| internal::decode_turn(&row.body).expect("a turn");
     let turns: Vec<Timestamp> = rows.iter().map(turn).collect();
-    // The two that were given away still count.
+    // The two turns that were given away still count.
     assert_eq!(turns, [HOUR, HOUR + 1_000, 2_010, 3_010, 9_000].map(at));
 }

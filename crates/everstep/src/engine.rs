@@ -501,7 +501,7 @@ pub fn shutdown_signal() -> impl Future<Output = std::io::Result<()>> + Send {
     }
 }
 
-/// The signals that ask a process to end. One that comes while nobody waits is kept for the next wait.
+/// The signals that ask a process to end. A signal that comes between two waits ends the next wait.
 struct Signals {
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,

@@ -227,7 +227,7 @@ async fn called(client: &Client, in_flight: usize) -> Result<String, Problem> {
     Ok(format!("{} {}", times.len(), began.elapsed().as_secs_f64()))
 }
 
-/// What callers of one process have said.
+/// The figures that the callers of one process have said.
 struct Figures {
     runs: u64,
     seconds: f64,

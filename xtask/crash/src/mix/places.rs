@@ -88,7 +88,7 @@ pub(super) fn check(outside: &Outside, ledger: &Ledger) {
         .map(|note| note.iter().map(String::as_str).collect())
         .collect();
     let last = last_of_killed(&notes);
-    // Who is in, by key: the process and the step, and the place of the note that says so.
+    // The bodies that are in, by key: process, run and step, and the place of the note that says so.
     let mut inside: BTreeMap<&str, HashMap<(&str, &str, &str), usize>> = BTreeMap::new();
     let mut stopped: HashSet<&str> = HashSet::new();
     for (place, note) in notes.iter().enumerate() {

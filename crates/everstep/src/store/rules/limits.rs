@@ -383,7 +383,7 @@ mod tests {
         const HOUR: i64 = 3_600_000;
         let row = &mut limit(1, 1_000, 1);
         assert_eq!(turns(row, &[HOUR, HOUR, HOUR]), [HOUR, HOUR + 1_000, HOUR + 2_000]);
-        // What was given away still counts.
+        // The turns that were given away still count.
         assert_eq!(turns(row, &[500, 500, 900]), [3_500, 4_500, 5_500]);
         assert_eq!(turns(row, &[20_000, 20_000]), [20_000, 21_000]);
     }

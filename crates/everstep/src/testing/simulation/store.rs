@@ -82,7 +82,7 @@ pub struct Server {
     pub passed_over: Mutex<Vec<String>>,
     /// All turns under rates that were given, in order.
     pub turns: Mutex<Vec<Turn>>,
-    /// What it breaks on purpose.
+    /// The promise that this store breaks on purpose.
     sabotage: Mutex<Option<Sabotage>>,
     /// The items that were claimed last, for [`Sabotage::DoubleClaim`].
     claimed: Mutex<Vec<ClaimedItem>>,
