@@ -5,11 +5,7 @@
 //! without an engine ([`Client::open`]) has a committer of its own, tells the owners what it has
 //! done, and asks the store for what it waits for: one query per round, however many wait.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::{Arc, mpsc},
-};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value as Json;
@@ -24,6 +20,7 @@ use crate::{
     name::{NameError, check_name},
     registry::Registry,
     run_id::RunId,
+    seam,
     settings::Settings,
     store::{Store, StoreError},
     telemetry::EngineMonitor,
@@ -130,6 +127,9 @@ pub struct Client {
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// How long a client that ends waits for its wake-ups to be sent. A store takes about a second at most.
+const WAKES_SENT: Duration = Duration::from_secs(5);
+
 /// The committer of a client without an engine.
 struct OwnCommitter(Arc<Shared>);
 
@@ -138,11 +138,11 @@ impl Drop for OwnCommitter {
         self.0.begin_closing();
         self.0.queue.close();
         // The process may end now, and with it a wake-up that was not sent: `RunHandle::wake` does not
-        // wait for its own. The store bounds the wait.
-        let (sent, is_sent) = mpsc::channel();
-        let store = &self.0.store;
-        store.after_wakes(Box::new(move || _ = sent.send(())));
-        _ = is_sent.recv();
+        // wait for its own.
+        let is_sent = seam::Channel::default();
+        let sent = is_sent.clone();
+        self.0.store.after_wakes(Box::new(move || sent.send(())));
+        _ = is_sent.receive(seam::now() + WAKES_SENT, "wake-ups of a client that ends");
     }
 }
 

@@ -196,6 +196,7 @@ impl Doctor {
     }
 
     /// A simulation has no timers of a runtime: there a thread that reads waits.
+    #[allow(clippy::disallowed_methods, reason = "a simulation does not come to the timer")]
     async fn wait_to_look_again(&self) -> Result<(), ClientError> {
         if !seam::is_simulated() {
             tokio::time::sleep(SECOND_LOOK).await;

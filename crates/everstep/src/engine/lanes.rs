@@ -99,6 +99,7 @@ fn split(batch: Batch, senders: Vec<Sender>, lanes: usize) -> Vec<Part> {
 }
 
 /// The first part here, the others on threads of their own.
+#[allow(clippy::disallowed_methods, reason = "a simulation does not come to the threads")]
 fn commit_all(shared: &Shared, parts: &[Part]) -> Vec<Result<Applied, StoreError>> {
     if seam::is_simulated() {
         // One after another: threads of a scope are joined outside of the seam.

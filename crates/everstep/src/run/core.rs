@@ -137,13 +137,16 @@ pub(crate) struct OpState {
 /// 2. **Activate.** The code polls the step: `StepCall::poll_step`, `RawStep::poll_ready`
 ///    (`ctx/step.rs`). [`Core::turn`] answers [`Turn::Activate`] once replay is over;
 ///    [`Core::activate_step`] ([`bodies`]).
-/// 3. **Want.** `Core::want_body`, after the place under its limit if it has one, and
-///    [`Core::want_start`] note the revision that the body waits for: `WantStart`. If
-///    [`Core::barrier`] is not durable yet, the step stands in line (`State::starters`).
+/// 3. **Want.** `Core::want_body` ([`bodies`]). A step under a limit asks for its place first
+///    (`Core::want_place` in `run/limits.rs`), and goes on here with the answer. [`Core::want_start`]
+///    notes the revision that the body waits for: `WantStart`. If [`Core::barrier`] is not durable
+///    yet, the step stands in line (`State::starters`).
 /// 4. **Commit.** The poll ends (`Run::settle`, `Run::drive` in `run.rs`), and the engine thread asks
 ///    for a commit: `Run::next_commit`, `moving_commit`, `must_flush`, `build` (`run/flush.rs`). The
-///    thread makes it durable itself (`commit_here`), or the committer does (`push_all`, `commit`; both
-///    in `engine/committer.rs`): `store_commit`, `Store::commit`, `store::rows::apply`.
+///    thread makes it durable itself (`commit_here` in `engine/committer.rs`) or hands it over
+///    (`push_all`) to the committer, which divides a large batch between its connections
+///    (`engine/lanes.rs`) and makes each part durable (`commit`). Either way: `store_commit`,
+///    `Store::commit`, `store::rows::apply`.
 /// 5. **Ack.** `committed` (`engine/committer.rs`) and `dispatch` (`engine/dispatch.rs`) put the answer
 ///    into the mailbox of the thread. `acked` (`engine/thread.rs`) gives it to `Run::committed`
 ///    (`run/flush.rs`), which raises `State::durable`.
@@ -156,8 +159,9 @@ pub(crate) struct OpState {
 ///    attempt that is made again is `Waiting` instead, and comes back to 3 when [`Core::fire_timers`]
 ///    ([`timers`]) finds it due.
 /// 9. **Offer.** When the run is quiet, `Run::offer_next` (`run.rs`) offers one completion:
-///    [`Core::next_offer`], [`Core::make_offer`] ([`offers`]), which wakes the step. Not while a commit
-///    is in flight that bodies wait for (`State::holds_offers`).
+///    [`Core::next_offer`], [`Core::make_offer`] ([`offers`]), which wakes the step. It waits while
+///    a commit is in flight that bodies wait for (`State::holds_offers`), and until the bodies that may
+///    start were polled (`State::starting`).
 /// 10. **Take.** [`Core::turn`] answers [`Turn::Take`]; [`Core::take`] ([`offers`]) gives the completion
 ///     its number and the code its value: `Taken`. The entry is part of the next commit, for which the
 ///     next body waits as in 3. If the code does not poll the step, [`Core::withdraw_offer`] takes the

@@ -22,6 +22,7 @@
 //! `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`
 //! and the `OTEL_BSP_` ones.
 
+#[allow(clippy::disallowed_methods, reason = "no simulation exports telemetry")]
 mod http;
 
 use opentelemetry::{
