@@ -39,6 +39,7 @@ use crate::{
 };
 
 mod server;
+mod sqlite;
 
 pub(crate) use server::start as start_counting_server;
 use server::{Statements, Statistics};
@@ -103,6 +104,7 @@ type Figures = Vec<(String, f64)>;
 
 /// Every load, each with a line.
 pub(crate) fn cpu(runtime: &tokio::runtime::Runtime, directory: &Directory) -> Result<(), Problem> {
+    sqlite::start()?;
     for load in LOADS {
         let mut times = Vec::new();
         let mut rounds = Vec::new();
@@ -289,6 +291,7 @@ struct Reading {
     server: Duration,
     store: StoreCounters,
     statements: Option<Statements>,
+    sqlite: sqlite::Counts,
     trips: (u64, u64),
 }
 
@@ -323,6 +326,7 @@ impl Reading {
             server: server::cpu_time(directory),
             store: engine.store().counters(),
             statements: None,
+            sqlite: sqlite::Counts::read(),
             trips: counter.map(|it| (it.trips(), it.requests())).unwrap_or_default(),
         }
     }
@@ -376,8 +380,7 @@ impl Lived {
                 statements.figures(load.runs, &mut add);
             }
             _ => {
-                // A batch is synced once. Checkpoints, which are rare, are not counted.
-                add("syncs", each(store_before.batches, store_after.batches));
+                after.sqlite.figures_since(&before.sqlite, load.runs, &mut add);
                 add("write_calls", each(before.written.calls, after.written.calls));
                 add("write_bytes", each(before.written.bytes, after.written.bytes));
             }
