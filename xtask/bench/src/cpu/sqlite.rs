@@ -30,17 +30,33 @@ static STATEMENTS: AtomicU64 = AtomicU64::new(0);
 static WAL_BYTES: AtomicU64 = AtomicU64::new(0);
 static SYNCS: AtomicU64 = AtomicU64::new(0);
 
-/// The VFS of this system, and the functions of its files with counting ones among them.
+/// The VFS of this system, and the functions of its files. A log is not locked, so its functions are not
+/// those of a database.
 struct Wrapped {
     vfs: *mut sqlite3_vfs,
-    /// Those of a file, as the first one that was opened has them.
-    files: OnceLock<Files>,
+    log: OnceLock<Functions>,
+    database: OnceLock<Functions>,
 }
 
-struct Files {
+/// The functions of files of one kind, as the first one that was opened has them.
+struct Functions {
     real: &'static sqlite3_io_methods,
-    log: sqlite3_io_methods,
-    database: sqlite3_io_methods,
+    counting: sqlite3_io_methods,
+}
+
+impl Functions {
+    fn write(&self, file: *mut sqlite3_file, data: *const c_void, len: c_int, at: i64) -> c_int {
+        let Some(real_write) = self.real.xWrite else { return ffi::SQLITE_IOERR };
+        // SAFETY: SQLite called with these arguments, and they are handed on as they came.
+        unsafe { real_write(file, data, len, at) }
+    }
+
+    fn sync(&self, file: *mut sqlite3_file, flags: c_int) -> c_int {
+        let Some(real_sync) = self.real.xSync else { return ffi::SQLITE_IOERR };
+        SYNCS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: SQLite called with these arguments, and they are handed on as they came.
+        unsafe { real_sync(file, flags) }
+    }
 }
 
 // SAFETY: a VFS that is registered does not change and lives until the process ends.
@@ -79,7 +95,7 @@ pub(super) fn start() -> Result<(), Problem> {
     if vfs.is_null() {
         return Err("SQLite has no default VFS".into());
     }
-    if WRAPPED.set(Wrapped { vfs, files: OnceLock::new() }).is_err() {
+    if WRAPPED.set(Wrapped { vfs, log: OnceLock::new(), database: OnceLock::new() }).is_err() {
         return Ok(());
     }
     // SAFETY: `vfs` was just checked. The copy is complete, lives for ever, and differs in its name and
@@ -145,25 +161,32 @@ unsafe extern "C" fn open(
             return code;
         }
         let real: &'static sqlite3_io_methods = &*(*file).pMethods;
-        let files = wrapped.files.get_or_init(|| Files {
-            real,
-            log: sqlite3_io_methods { xWrite: Some(write_log), xSync: Some(sync), ..*real },
-            database: sqlite3_io_methods { xSync: Some(sync), ..*real },
-        });
-        // Files of one kind of locks have the same functions; another kind is not counted.
-        if ptr::eq(files.real, real) {
-            if flags & ffi::SQLITE_OPEN_WAL != 0 {
-                (*file).pMethods = &raw const files.log;
-            } else if flags & ffi::SQLITE_OPEN_MAIN_DB != 0 {
-                (*file).pMethods = &raw const files.database;
-            }
-        }
+        let functions = if flags & ffi::SQLITE_OPEN_WAL != 0 {
+            wrapped.log.get_or_init(|| Functions {
+                real,
+                counting: sqlite3_io_methods {
+                    xWrite: Some(write_log),
+                    xSync: Some(sync_log),
+                    ..*real
+                },
+            })
+        } else if flags & ffi::SQLITE_OPEN_MAIN_DB != 0 {
+            wrapped.database.get_or_init(|| Functions {
+                real,
+                counting: sqlite3_io_methods { xSync: Some(sync_database), ..*real },
+            })
+        } else {
+            return code;
+        };
+        // Whoever reads a count must not take a file for one that wrote nothing.
+        assert!(ptr::eq(functions.real, real), "two files of one kind have different functions");
+        (*file).pMethods = &raw const functions.counting;
         code
     }
 }
 
-fn real_file() -> Option<&'static sqlite3_io_methods> {
-    Some(WRAPPED.get()?.files.get()?.real)
+fn log() -> Option<&'static Functions> {
+    WRAPPED.get()?.log.get()
 }
 
 unsafe extern "C" fn write_log(
@@ -172,19 +195,15 @@ unsafe extern "C" fn write_log(
     len: c_int,
     at: sqlite3_int64,
 ) -> c_int {
-    let Some(real_write) = real_file().and_then(|real| real.xWrite) else {
-        return ffi::SQLITE_IOERR;
-    };
     WAL_BYTES.fetch_add(u64::try_from(len).unwrap_or(0), Ordering::Relaxed);
-    // SAFETY: the arguments are handed on as they came.
-    unsafe { real_write(file, data, len, at) }
+    log().map_or(ffi::SQLITE_IOERR, |log| log.write(file, data, len, at))
 }
 
-unsafe extern "C" fn sync(file: *mut sqlite3_file, flags: c_int) -> c_int {
-    let Some(real_sync) = real_file().and_then(|real| real.xSync) else {
-        return ffi::SQLITE_IOERR;
-    };
-    SYNCS.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: the arguments are handed on as they came.
-    unsafe { real_sync(file, flags) }
+unsafe extern "C" fn sync_log(file: *mut sqlite3_file, flags: c_int) -> c_int {
+    log().map_or(ffi::SQLITE_IOERR, |log| log.sync(file, flags))
+}
+
+unsafe extern "C" fn sync_database(file: *mut sqlite3_file, flags: c_int) -> c_int {
+    let database = WRAPPED.get().and_then(|wrapped| wrapped.database.get());
+    database.map_or(ffi::SQLITE_IOERR, |database| database.sync(file, flags))
 }
