@@ -64,6 +64,7 @@ mod operators;
 mod overview;
 mod pools;
 mod queues;
+mod races;
 mod rehome;
 mod reopening;
 mod requests;
@@ -121,6 +122,7 @@ const CHECKS: &[&[(&str, Check)]] = &[
     operators::CHECKS,
     traces::CHECKS,
     wakes::CHECKS,
+    races::CHECKS,
 ];
 
 /// Runs every check on a fresh, empty store from `make`, several at a time.
