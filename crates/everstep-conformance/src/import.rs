@@ -1,7 +1,15 @@
 //! Runs from other stores, and the list of paused ones.
 
-use super::{AT_ONCE, World, at};
+use super::{AT_ONCE, Check, World, at};
 use everstep::{RunId, ShardId, store::*, testing::internal};
+
+pub(super) const CHECKS: &[(&str, Check)] = checks![
+    an_imported_run_has_everything_it_had,
+    an_imported_run_that_was_in_memory_is_due,
+    an_import_beside_its_id_or_key_changes_nothing,
+    a_deleted_run_comes_back_by_an_import,
+    paused_runs_are_paged_by_number,
+];
 
 /// A run that another store has had, with something in every field.
 fn other(world: &World, status: RunStatus) -> ImportedRun {
@@ -71,7 +79,7 @@ fn import(world: &World, run: &ImportedRun) -> Imported {
     }
 }
 
-pub(super) fn an_imported_run_has_everything_it_had(world: &World) {
+fn an_imported_run_has_everything_it_had(world: &World) {
     for status in [RunStatus::Sleeping, RunStatus::Completed, RunStatus::Paused] {
         let mut run = other(world, status);
         run.row.pool = "elsewhere".into();
@@ -98,7 +106,7 @@ pub(super) fn an_imported_run_has_everything_it_had(world: &World) {
     assert_eq!(world.store.count(&filter).expect("count"), 3);
 }
 
-pub(super) fn an_imported_run_that_was_in_memory_is_due(world: &World) {
+fn an_imported_run_that_was_in_memory_is_due(world: &World) {
     let now = Some(AT_ONCE);
     let cases = [
         (RunStatus::Running, RunStatus::Pending, now),
@@ -128,7 +136,7 @@ pub(super) fn an_imported_run_that_was_in_memory_is_due(world: &World) {
     assert_eq!(outcome, Outcome::Committed(Vec::new()));
 }
 
-pub(super) fn an_import_beside_its_id_or_key_changes_nothing(world: &World) {
+fn an_import_beside_its_id_or_key_changes_nothing(world: &World) {
     let run = other(world, RunStatus::Sleeping);
     import(world, &run);
     let before = world.store.load(run.row.id.no()).expect("load");
@@ -149,7 +157,7 @@ pub(super) fn an_import_beside_its_id_or_key_changes_nothing(world: &World) {
 /// The key of a deleted run is kept for a while, so that nobody starts it again by mistake; an import
 /// of that run is none. What is left of the deleted one must be gone first, or it would take the
 /// imported one along.
-pub(super) fn a_deleted_run_comes_back_by_an_import(world: &World) {
+fn a_deleted_run_comes_back_by_an_import(world: &World) {
     let run = other(world, RunStatus::Completed);
     import(world, &run);
     let id = run.row.id;
@@ -170,7 +178,7 @@ pub(super) fn a_deleted_run_comes_back_by_an_import(world: &World) {
     assert_eq!(found.id, id);
 }
 
-pub(super) fn paused_runs_are_paged_by_number(world: &World) {
+fn paused_runs_are_paged_by_number(world: &World) {
     let paused = |id: RunId| PausedRun {
         id,
         workflow: "moved".into(),

@@ -2,6 +2,20 @@
 
 use super::*;
 
+pub(super) const CHECKS: &[(&str, Check)] = checks![
+    a_place_that_is_free_is_given_at_once,
+    a_place_that_is_given_back_is_the_next_ones_in_the_same_batch,
+    places_are_given_in_the_order_of_asking,
+    asking_again_changes_nothing,
+    a_run_that_is_over_or_put_away_holds_nothing,
+    a_paused_run_is_passed_over,
+    a_run_that_was_resumed_keeps_its_places_and_is_not_put_away,
+    an_abandoned_wait_for_a_limit_gives_its_place_back,
+    another_rule_counts_from_the_next_asking,
+    turns_by_the_rate_are_given_away_in_order,
+    turns_follow_a_clock_that_was_set_back,
+];
+
 const STRIPE: LimitRule = LimitRule { concurrency: Some(1), rate: None };
 
 fn acquire(rule: LimitRule, op: u8) -> Effect {
@@ -37,7 +51,7 @@ impl World {
     }
 }
 
-pub(super) fn a_place_that_is_free_is_given_at_once(world: &World) {
+fn a_place_that_is_free_is_given_at_once(world: &World) {
     let [a, b] = [world.running(), world.running()];
     // It parks in the same commit: what it is given makes it due again.
     world.accept(Commit { inbox_seq: Some(0), patch: park(None), ..with(a, acquire(STRIPE, 1)) });
@@ -48,7 +62,7 @@ pub(super) fn a_place_that_is_free_is_given_at_once(world: &World) {
     assert_eq!(world.row(b).available_at, None);
 }
 
-pub(super) fn a_place_that_is_given_back_is_the_next_ones_in_the_same_batch(world: &World) {
+fn a_place_that_is_given_back_is_the_next_ones_in_the_same_batch(world: &World) {
     for release_first in [true, false] {
         let [a, b] = [world.running(), world.running()];
         world.accept(with(a, acquire(STRIPE, 1)));
@@ -70,7 +84,7 @@ pub(super) fn a_place_that_is_given_back_is_the_next_ones_in_the_same_batch(worl
     }
 }
 
-pub(super) fn places_are_given_in_the_order_of_asking(world: &World) {
+fn places_are_given_in_the_order_of_asking(world: &World) {
     let runs: Vec<RunId> = (0..5).map(|_| world.running()).collect();
     for id in &runs {
         world.accept(with(*id, acquire(STRIPE, 1)));
@@ -85,7 +99,7 @@ pub(super) fn places_are_given_in_the_order_of_asking(world: &World) {
     assert_eq!(world.places(), (0, 0));
 }
 
-pub(super) fn asking_again_changes_nothing(world: &World) {
+fn asking_again_changes_nothing(world: &World) {
     let [a, b] = [world.running(), world.running()];
     for _ in 0..3 {
         world.accept(with(a, acquire(STRIPE, 1)));
@@ -95,7 +109,7 @@ pub(super) fn asking_again_changes_nothing(world: &World) {
     assert_eq!(world.places(), (1, 1));
 }
 
-pub(super) fn a_run_that_is_over_or_put_away_holds_nothing(world: &World) {
+fn a_run_that_is_over_or_put_away_holds_nothing(world: &World) {
     type Ends = fn(RunId) -> Commit;
     let ends: [Ends; 6] = [
         |id| Commit { patch: finish(RunStatus::Completed), ..commit(id) },
@@ -145,7 +159,7 @@ pub(super) fn a_run_that_is_over_or_put_away_holds_nothing(world: &World) {
 
 /// A run stood in line, was paused, and resumed before its owner said what its bodies had given. It
 /// lost its place by that, left its owner's memory, and was never told again.
-pub(super) fn a_run_that_was_resumed_keeps_its_places_and_is_not_put_away(world: &World) {
+fn a_run_that_was_resumed_keeps_its_places_and_is_not_put_away(world: &World) {
     let results = |id| {
         let commit = Commit { results_only: true, ..commit(id) };
         world.commit(commit)
@@ -192,7 +206,7 @@ pub(super) fn a_run_that_was_resumed_keeps_its_places_and_is_not_put_away(world:
     assert_eq!(results(id), live);
 }
 
-pub(super) fn a_paused_run_is_passed_over(world: &World) {
+fn a_paused_run_is_passed_over(world: &World) {
     let [a, b, c] = [world.running(), world.running(), world.running()];
     for id in [a, b, c] {
         world.accept(with(id, acquire(STRIPE, 1)));
@@ -208,7 +222,7 @@ pub(super) fn a_paused_run_is_passed_over(world: &World) {
     assert_eq!(world.let_in(b), [1]);
 }
 
-pub(super) fn an_abandoned_wait_for_a_limit_gives_its_place_back(world: &World) {
+fn an_abandoned_wait_for_a_limit_gives_its_place_back(world: &World) {
     let [a, b, c] = [world.running(), world.running(), world.running()];
     for id in [a, b, c] {
         world.accept(with(id, acquire(STRIPE, 1)));
@@ -224,7 +238,7 @@ pub(super) fn an_abandoned_wait_for_a_limit_gives_its_place_back(world: &World) 
     assert_eq!((world.let_in(c), world.places()), (vec![1], (1, 0)));
 }
 
-pub(super) fn another_rule_counts_from_the_next_asking(world: &World) {
+fn another_rule_counts_from_the_next_asking(world: &World) {
     let runs: Vec<RunId> = (0..5).map(|_| world.running()).collect();
     for id in &runs[..4] {
         world.accept(with(*id, acquire(STRIPE, 1)));
@@ -242,7 +256,7 @@ pub(super) fn another_rule_counts_from_the_next_asking(world: &World) {
     assert_eq!(world.let_in(runs[3]), [1]);
 }
 
-pub(super) fn turns_by_the_rate_are_given_away_in_order(world: &World) {
+fn turns_by_the_rate_are_given_away_in_order(world: &World) {
     let id = world.running();
     let rule = LimitRule {
         concurrency: None,
@@ -273,7 +287,7 @@ pub(super) fn turns_by_the_rate_are_given_away_in_order(world: &World) {
 }
 
 /// The clock of a process is an hour ahead for a while, and is set back. No run had a turn for an hour.
-pub(super) fn turns_follow_a_clock_that_was_set_back(world: &World) {
+fn turns_follow_a_clock_that_was_set_back(world: &World) {
     const HOUR: i64 = 3_600_000;
     let id = world.running();
     let rule = LimitRule {

@@ -3,9 +3,67 @@
 use super::*;
 
 pub(super) const CHECKS: &[(&str, Check)] = checks![
+    lists_are_newest_first_and_paged,
+    filters_must_all_hold,
     pages_are_the_runs_that_match_newest_first,
     runs_are_counted_by_what_they_are_found_by,
 ];
+
+fn lists_are_newest_first_and_paged(world: &World) {
+    let mut ids = (0..7).map(|_| world.running()).collect::<Vec<_>>();
+    ids.reverse();
+    let (mut read, mut after) = (Vec::new(), None);
+    loop {
+        let page = world.store.list(&Filter::default(), after, 3).expect("list");
+        assert!(page.len() <= 3);
+        let Some(last) = page.last() else { break };
+        after = Some(last.id.no());
+        read.extend(page.iter().map(|row| row.id));
+    }
+    assert_eq!(read, ids);
+    let first = &world.store.list(&Filter::default(), None, 1).expect("list")[0];
+    assert_eq!(*first, world.row(ids[0]));
+}
+
+fn filters_must_all_hold(world: &World) {
+    let tag = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let start = |workflow: &str, tags: &[(String, String)], ms| {
+        let new = NewRun { workflow: workflow.into(), tags: tags.to_vec(), ..world.new_run() };
+        let id = new.id;
+        world.batch(ms, vec![Write::Start(Box::new(new))]);
+        id
+    };
+    let (blue, large) = (tag("colour", "blue"), tag("size", "large"));
+    let a = start("checkout", &[blue.clone(), large.clone()], 10);
+    let b = start("refund", std::slice::from_ref(&blue), 20);
+    let c = start("checkout", &[tag("colour", "red"), tag("size", "blue")], 30);
+    world.accept(Commit { patch: finish(RunStatus::Failed), ..commit(c) });
+    let found = |filter: Filter| {
+        let rows = world.store.list(&filter, None, 100).expect("list");
+        assert_eq!(world.store.count(&filter).expect("count"), rows.len() as u64);
+        rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
+    };
+    let any = Filter::default;
+    assert_eq!(found(any()), [c, b, a]);
+    assert_eq!(found(Filter { workflow: Some("checkout".to_owned()), ..any() }), [c, a]);
+    assert_eq!(found(Filter { tags: vec![blue.clone()], ..any() }), [b, a]);
+    assert_eq!(found(Filter { tags: vec![blue.clone(), large], ..any() }), [a]);
+    assert_eq!(found(Filter { statuses: vec![RunStatus::Failed], ..any() }), [c]);
+    let statuses = vec![RunStatus::Failed, RunStatus::Running];
+    assert_eq!(found(Filter { statuses: statuses.clone(), ..any() }), [c, b, a]);
+    assert_eq!(found(Filter { created_from: Some(at(20)), ..any() }), [c, b]);
+    assert_eq!(found(Filter { created_before: Some(at(20)), ..any() }), [a]);
+    let all = Filter {
+        statuses,
+        workflow: Some("refund".to_owned()),
+        tags: vec![blue],
+        created_from: Some(at(20)),
+        created_before: Some(at(21)),
+        ..any()
+    };
+    assert_eq!(found(all.clone()), [b]);
+    assert!(found(Filter { workflow: Some("checkout".to_owned()), ..all }).is_empty());
+}
 
 /// Runs of two workflows in every status, with keys and tags; some of the oldest have a tag, a key and
 /// a workflow that no other has.

@@ -30,7 +30,7 @@ fn a_run_keeps_its_trace(world: &World) {
 fn a_fork_has_a_trace_of_its_own(world: &World) {
     let new = traced(world, Some("of the fork"));
     let id = new.id;
-    let fork = control::fork_of(new);
+    let fork = deletes::fork_of(new);
     world.one(0, Write::Fork(Box::new(fork)));
     assert_eq!(world.row(id).trace.as_deref(), Some("of the fork"));
 }
