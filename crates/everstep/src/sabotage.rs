@@ -48,6 +48,8 @@ pub enum Sabotage {
     ResendUnknown,
     /// A commit whose outcome is not known is taken for one that was made.
     UnknownIsDone,
+    /// An item of a body is dropped if it is not known whether it was written.
+    DropItems,
     /// A run that is read begins its steps with their first attempt.
     ForgetAttempts,
     /// A message is removed from the inbox with the next commit, taken or not.

@@ -82,6 +82,11 @@ pub(crate) const ALL: &[Break] = &[
         "a commit whose outcome is not known is taken for made",
     ),
     new(
+        "drop-items",
+        Sabotage::DropItems,
+        "an item of a body is dropped if it is not known whether it was written",
+    ),
+    new(
         "forget-attempts",
         Sabotage::ForgetAttempts,
         "a run that is read begins its steps with their first attempt",

@@ -8,6 +8,7 @@ use std::{fmt, fs, path::Path, sync::Arc, time::Duration};
 use everstep::testing::simulation::{Clocks, Kind, Rng, Sky, WRONG_MAX};
 use serde::{Deserialize, Serialize};
 
+use self::focus::Focus;
 use crate::{
     work::{
         draw::{CHANNELS, Draw},
@@ -23,6 +24,8 @@ use crate::{
     },
     world::operators::{self, Operation},
 };
+
+mod focus;
 
 /// A life, before it begins.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -53,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) run_retry: Option<RunRetry>,
     pub(crate) schedules: Vec<SchedulePlan>,
     pub(crate) scripts: Vec<Vec<Act>>,
+    /// What it has much of.
+    pub(crate) focus: Option<Focus>,
 }
 
 /// The retry policy of whole runs.
@@ -209,7 +214,7 @@ impl Plan {
             let mut draw = Draw::new(extras.rng, programs.len(), lease, false);
             programs.push(draw.short_program());
         }
-        Plan {
+        let mut plan = Plan {
             seed,
             kind,
             store_ahead_ms: rng.below(120_000) as i64 - 60_000,
@@ -227,7 +232,14 @@ impl Plan {
             run_retry,
             schedules,
             scripts,
+            focus: None,
+        };
+        let rng = &mut Rng::new(seed ^ 0xF0C5);
+        plan.focus = Focus::draw(rng);
+        if let Some(focus) = plan.focus {
+            focus.add_to(&mut plan, rng);
         }
+        plan
     }
 
     /// A plan that was written as JSON.
@@ -420,6 +432,9 @@ impl fmt::Display for Plan {
         writeln!(f, "clock points: {points}, goes on: {goes_on}, of a thousand")?;
         for (number, engine) in self.engines.iter().enumerate() {
             writeln!(f, "engine-{number}: {engine:?}")?;
+        }
+        if let Some(focus) = self.focus {
+            writeln!(f, "much of: {focus:?}")?;
         }
         if let Some(queue) = self.queue {
             writeln!(f, "{queue:?}")?;

@@ -529,6 +529,7 @@ fn dispatch_error(shared: &Shared, batch: Batch, senders: Vec<Sender>, error: &A
                 };
                 shared.threads[thread].push(Event::Settled(run, how));
             }
+            Reply::Emitter { .. } if shared.settings.breaks(Sabotage::DropItems) => {}
             Reply::Emitter { owner, run, .. } => {
                 // Before the next batch is begun: the result of the body may be in it.
                 if let Some(streams) = &sender.streams {

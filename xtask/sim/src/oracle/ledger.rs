@@ -32,7 +32,7 @@ use super::{
     schedules::Ticks,
     streams::{Emitters, Follow, Shown},
 };
-use crate::work::{Order, perform::Code};
+use crate::work::{Order, perform::Code, program::Op};
 
 /// What code has taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,9 +108,17 @@ pub(crate) struct Stay {
     shown: Mutex<Vec<Shown>>,
     /// How much of that was kept for certain, since a firm body has started on it.
     kept: AtomicUsize,
+    /// How often its code was polled.
+    polls: AtomicUsize,
+    /// The last operation of which its code has taken a completion, and in which poll.
+    last: Mutex<(usize, String)>,
 }
 
 impl Stay {
+    pub(crate) fn poll_begins(&self) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn take(&self, taken: Taken) {
         lock(&self.taken).push(taken);
     }
@@ -317,12 +325,26 @@ impl Ledger {
             taken: Mutex::default(),
             shown: Mutex::default(),
             kept: AtomicUsize::new(0),
+            polls: AtomicUsize::new(0),
+            last: Mutex::default(),
         });
         book.stays.push(stay.clone());
         drop(book);
         self.check_generation(&stay);
         self.check_tick(&stay, ctx.scheduled_at());
         stay
+    }
+
+    /// Code has taken a completion: the only one in this poll, since a replay offers one at a time.
+    pub(crate) fn check_order(&self, stay: &Stay, at: &str, op: &Op) {
+        let poll = stay.polls.load(Ordering::Relaxed);
+        let name = format!("`{at}` {op}");
+        let (before, other) = std::mem::replace(&mut *lock(&stay.last), (poll, name.clone()));
+        if before == poll {
+            let (run, process) = (stay.run, &stay.process);
+            let what = format!("run {run} takes {other} and {name} in one poll in {process}");
+            self.violate(Promise::ReplayIsExact, what);
+        }
     }
 
     /// A client was told that this is the run that it has started, or that it was there.

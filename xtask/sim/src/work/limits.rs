@@ -112,3 +112,12 @@ pub(crate) fn draw(rng: &mut Rng, programs: &mut [Program]) -> Option<Limited> {
     }
     (rng.below(5) == 0).then(|| Limited::draw(rng, OF_RUNS.len()))
 }
+
+/// Puts all steps under limits, and has them take their time: many stand in line for the same few places.
+pub(crate) fn crowd(rng: &mut Rng, programs: &mut [Program], lease: Duration) {
+    for step in programs.iter_mut().flat_map(Program::steps_mut) {
+        let limit = rng.below(2) as usize;
+        step.limit = Some(Limited { limit, key: None });
+        step.lasts += rng.up_to(lease / 4);
+    }
+}

@@ -6,6 +6,8 @@ mod parts;
 
 use std::{
     cell::Cell,
+    future::{Future, poll_fn},
+    pin::pin,
     rc::Rc,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -46,25 +48,18 @@ pub(crate) struct Code {
 pub(crate) async fn perform(code: Arc<Code>, ctx: Ctx, order: Order) -> Result<u64> {
     let program = order.find(&code.programs);
     let program = program.ok_or_else(|| Error::fatal("there is no such program"))?;
-    let (run, attempt) = (ctx.run_id(), ctx.run_attempt());
     let stay = code.ledger.stay_begins(&ctx, order, &code);
     if let Some(gate) = code.gate {
-        code.ledger.limited_run_begins(run, gate.of_run(), &gate.key_of(&order));
+        code.ledger.limited_run_begins(ctx.run_id(), gate.of_run(), &gate.key_of(&order));
     }
     let fold = Rc::new(Cell::new(order.carry));
-    let stage = Stage { code: &code, order, stay, ctx, at: String::new(), fold };
-    stage.ops(&program.ops).await?;
-    if stage.ctx.generation() < program.generations {
-        return stage.goes_on_as_another().await;
-    }
-    match program.end {
-        End::Completes => Ok(stage.fold.get()),
-        End::Fails => Err(Error::fatal("as its program says")),
-        End::FailsInStep { attempts } => {
-            stage.last_step(attempt <= attempts).await?;
-            Ok(stage.fold.get())
-        }
-    }
+    let stage = Stage { code: &code, order, stay: stay.clone(), ctx, at: String::new(), fold };
+    let mut whole = pin!(stage.whole(program));
+    poll_fn(|polled| {
+        stay.poll_begins();
+        whole.as_mut().poll(polled)
+    })
+    .await
 }
 
 /// Where in a program the code is.
@@ -92,10 +87,28 @@ impl<'a> Stage<'a> {
         }
     }
 
+    async fn whole(&self, program: &Program) -> Result<u64> {
+        self.ops(&program.ops).await?;
+        if self.ctx.generation() < program.generations {
+            return self.goes_on_as_another().await;
+        }
+        match program.end {
+            End::Completes => Ok(self.fold.get()),
+            End::Fails => Err(Error::fatal("as its program says")),
+            End::FailsInStep { attempts } => {
+                self.last_step(self.ctx.run_attempt() <= attempts).await?;
+                Ok(self.fold.get())
+            }
+        }
+    }
+
     fn ops<'b>(&'b self, ops: &'b [Op]) -> LocalBoxFuture<'b, Result<()>> {
         Box::pin(async move {
             for op in ops {
                 self.op(op).await?;
+                if op.takes_completion() {
+                    self.code.ledger.check_order(&self.stay, &self.at, op);
+                }
             }
             Ok(())
         })

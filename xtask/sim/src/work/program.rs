@@ -367,6 +367,17 @@ impl Op {
         }
     }
 
+    /// Whether it ends in the poll in which the code takes a completion of it.
+    pub(crate) fn takes_completion(&self) -> bool {
+        match self {
+            Op::Step(_) | Op::Sleep { .. } | Op::Listen { .. } | Op::Hear(_) => true,
+            Op::Send { .. } | Op::Event(_) | Op::Publish { .. } | Op::Turn { .. } => true,
+            // Some end without one.
+            Op::Deferred(_) | Op::Child(_) | Op::Finished { .. } | Op::Enqueue(_) => false,
+            Op::Parts { .. } | Op::Show(_) | Op::Removed(_) => false,
+        }
+    }
+
     fn id(&self) -> u32 {
         match self {
             Op::Step(step) | Op::Removed(step) => step.id,

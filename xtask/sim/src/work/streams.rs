@@ -1,6 +1,6 @@
 //! What programs give out while they go on: items of streams, and values for clients to read.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use everstep::{prelude::*, testing::simulation::Rng};
 use serde::{Deserialize, Serialize};
@@ -67,6 +67,15 @@ pub(crate) fn draw(rng: &mut Rng, programs: &mut [Program]) -> bool {
         }
     }
     true
+}
+
+/// Has bodies emit much, and go on for a while after that.
+pub(crate) fn emit_much(rng: &mut Rng, programs: &mut [Program]) {
+    let steps = programs.iter_mut().flat_map(Program::steps_mut);
+    for step in steps.filter(|step| !step.ephemeral) {
+        step.emits = 1 + rng.below(5) as u32;
+        step.lasts += Duration::from_millis(rng.below(50));
+    }
 }
 
 /// What a client follows.

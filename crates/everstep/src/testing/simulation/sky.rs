@@ -36,6 +36,9 @@ pub struct Sky {
     pub process_stalls: u64,
     /// At how many the calendar of a process is set.
     pub jumps: u64,
+    /// Of a million reads by engines, how many are stalled before they are answered.
+    #[serde(default)]
+    pub slow_reads: u64,
     /// The longest stall.
     pub stall_max: Duration,
     /// The longest way of a request to the store, or of its answer.
@@ -160,6 +163,9 @@ impl Sky {
             return Some(Fault::Kill);
         }
         let weight = weight_of(at);
+        if is_read(at) && is_drawn(self.slow_reads) {
+            return Some(Fault::StallActivity(rng.up_to(self.stall_max)));
+        }
         if is_drawn(self.stalls * weight) {
             return Some(Fault::StallActivity(rng.up_to(self.stall_max)));
         }
@@ -180,11 +186,16 @@ impl Sky {
 /// a body, and between a read of the store and what follows from it, the world may change most.
 fn weight_of(at: &At<'_>) -> u64 {
     match at.label {
-        "made" if at.activity.starts_with("everstep-read") => 40,
+        _ if is_read(at) => 40,
         "made" if at.activity.starts_with("everstep-lease") => 40,
         "lease check" | "poll" | "made" => 8,
         _ => 1,
     }
+}
+
+/// Whether an engine thread waits for what was just read.
+fn is_read(at: &At<'_>) -> bool {
+    at.label == "made" && at.activity.starts_with("everstep-read")
 }
 
 /// Whether something may befall a process of this name.
