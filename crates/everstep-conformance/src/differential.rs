@@ -148,8 +148,11 @@ fn take(stores: &mut Stores<'_>, step: Step) -> Differs {
         Act::Heartbeat { who } => of(stores, who, |fence| Change::Heartbeat(fence, now, LEASE)),
         Act::Take { who, part, dead } => {
             // Nobody says that it is dead itself.
-            let dead = dead.filter(|it| *it != who).map(runner).into_iter().collect();
-            of(stores, who, |fence| Change::Take(fence, now, part.shards(), dead))
+            let dead = dead.filter(|it| *it != who).map(runner);
+            let mut rows = stores.model().runners().expect("runners");
+            rows.retain(|row| Some(row.id) == dead);
+            let gone = rows.iter().map(RunnerRow::as_gone).collect();
+            of(stores, who, |fence| Change::Take(fence, now, part.shards(), gone))
         }
         Act::Release { who, part } => {
             of(stores, who, |fence| Change::Release(fence, part.shards()))

@@ -8,6 +8,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
     a_runner_that_registers_again_commits_nothing_for_shards_it_lost,
     a_takeover_frees_all_shards_and_counts_recoveries,
     a_live_holder_keeps_its_shards,
+    a_holder_that_is_gone_is_taken_over_unless_it_has_prolonged_its_lease,
     released_shards_belong_to_nobody,
     a_shard_that_was_given_back_counts_no_recovery,
     a_runner_that_deregisters_frees_everything,
@@ -124,6 +125,31 @@ fn a_live_holder_keeps_its_shards(world: &World) {
         world.store.take_shards(second, last_ms, &ShardSet::of_default_pool(), &[]).expect("take");
     assert_eq!(held, Some(ShardSet::EMPTY));
     assert!(world.store.heartbeat(world.fence, last_ms, LEASE).expect("heartbeat"));
+}
+
+/// A store need not know the time: a runner whose lease is written by a clock that is hours ahead is known to
+/// be gone by who has watched it.
+fn a_holder_that_is_gone_is_taken_over_unless_it_has_prolonged_its_lease(world: &World) {
+    let (hours, all) = (Duration::from_secs(7_200), ShardSet::of_default_pool());
+    assert!(world.store.heartbeat(world.fence, START + hours, LEASE).expect("heartbeat"));
+    let row = || {
+        let mut rows = world.store.runners().expect("runners");
+        rows.retain(|row| row.id == world.fence.runner);
+        rows.remove(0)
+    };
+    assert_eq!(row().lease, LEASE);
+    let gone = [row().as_gone()];
+    assert_eq!(gone[0].lease_until, START + hours + LEASE);
+    let second = register(&*world.store, "second", START);
+    let later = START + hours + Duration::from_millis(1);
+    assert!(world.store.heartbeat(world.fence, later, LEASE).expect("heartbeat"));
+    let held = world.store.take_shards(second, START, &all, &gone).expect("take");
+    assert_eq!(held, Some(ShardSet::EMPTY));
+    let gone = [row().as_gone()];
+    let held = world.store.take_shards(second, START, &all, &gone).expect("take");
+    assert_eq!(held, Some(all));
+    assert_eq!(row().lease_until, START, "its lease is over for everybody");
+    assert!(!world.store.heartbeat(world.fence, later, LEASE).expect("heartbeat"));
 }
 
 fn released_shards_belong_to_nobody(world: &World) {

@@ -151,10 +151,10 @@ impl<'a> Stores<'a> {
                 let fences = fences(self, *fence);
                 self.ask(said, |at, store| store.heartbeat(fences[at], *now, *lease))?;
             }
-            Change::Take(fence, now, wanted, dead) => {
+            Change::Take(fence, now, wanted, gone) => {
                 self.now = *now;
                 let fences = fences(self, *fence);
-                self.ask(said, |at, store| store.take_shards(fences[at], *now, wanted, dead))?;
+                self.ask(said, |at, store| store.take_shards(fences[at], *now, wanted, gone))?;
             }
             Change::Release(fence, shards) => {
                 let fences = fences(self, *fence);

@@ -445,8 +445,9 @@ pub trait Store: Send + Sync + 'static {
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError>;
 
     /// Takes for this runner those of the wanted shards that nobody holds, or whose holder's lease
-    /// is over at `now` or is named in `dead`; all shards of such a holder become free and its epoch
-    /// is raised, so that none of its batches can commit from then on. Counts a recovery on every
+    /// is over at `now`, or whose holder is in `gone` and has not prolonged its lease since it was
+    /// read. All shards of such a holder become free, its lease ends at `now` if it would end later, and
+    /// its epoch is raised, so that none of its batches can commit from then on. Counts a recovery on every
     /// run of those shards that is `Running` or `RollingBack`, and on none of a shard that was given
     /// back. Answers with all shards that the runner holds after it, or `None` if the fence no
     /// longer holds.
@@ -455,7 +456,7 @@ pub trait Store: Send + Sync + 'static {
         fence: Fence,
         now: Timestamp,
         wanted: &ShardSet,
-        dead: &[Uuid],
+        gone: &[Gone],
     ) -> Result<Option<ShardSet>, StoreError>;
 
     /// Whether this runner is known to be gone although its lease is not over: a process that died
@@ -957,8 +958,11 @@ pub struct RunnerRow {
     pub epoch: u64,
     /// A name for people.
     pub name: String,
-    /// Until when it holds its shards.
+    /// Until when it holds its shards, in the time of the store. A store without a clock has what the
+    /// clock of the runner showed.
     pub lease_until: Timestamp,
+    /// How long its lease lasts from when it is prolonged.
+    pub lease: Duration,
     /// The shards it holds.
     pub shards: ShardSet,
     /// The workflows that it has the code for.
@@ -969,7 +973,21 @@ pub struct RunnerRow {
     pub weight: u32,
 }
 
+/// A runner that is known to be gone, whatever the time is, and what its row said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// The runner.
+    pub runner: Uuid,
+    /// The end of its lease when it was read. One that has prolonged its lease since is not gone.
+    pub lease_until: Timestamp,
+}
+
 impl RunnerRow {
+    /// The runner, as one that is gone.
+    pub fn as_gone(&self) -> Gone {
+        Gone { runner: self.id, lease_until: self.lease_until }
+    }
+
     /// Whether it has the code for runs of this workflow and version.
     pub fn serves(&self, workflow: &str, version: u32) -> bool {
         let mut served = self.workflows.iter();

@@ -52,6 +52,9 @@ fn rank_epochs(state: &mut State, no: RunnerNo) {
 fn end_leases(state: &mut State) {
     for row in state.rows.iter_mut().flatten() {
         row.lease_until = row.lease_until.max(state.now);
+        if row.lease_until == state.now {
+            row.silent = 0;
+        }
     }
     for runner in &mut state.runners {
         if runner.fence.is_some() {

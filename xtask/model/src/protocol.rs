@@ -33,6 +33,8 @@ pub(crate) struct Protocol {
 /// A part of the protocol that is left out, to see that it is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Break {
+    /// A lease that was not prolonged for its length lasts while no clock says that it is over.
+    Silence,
     /// Batches are not checked against the row of their runner.
     Fence,
     /// Shards are moved without waiting for the batches of the victim that have begun.
@@ -143,7 +145,7 @@ impl Protocol {
         let mut next = state.clone();
         let state = &mut next;
         match step {
-            Step::Tick => state.now += 1,
+            Step::Tick => self.tick(state),
             Step::Register(runner) => self.register(state, runner),
             Step::Heartbeat(runner) => {
                 send_heartbeat(state, runner, self.clock(state, runner));
@@ -170,7 +172,7 @@ impl Protocol {
             Step::Vanish(batch) => state.remove(&batch),
             Step::Settle(runner, shard) => self.settle(state, runner, shard),
             Step::TakeFree(runner, shard) => take_free(state, runner, shard),
-            Step::RaiseEpoch(runner, victim) => raise_epoch(state, runner, victim),
+            Step::RaiseEpoch(runner, victim) => self.raise_epoch(state, runner, victim),
             Step::BeginTakeover(runner) => begin_takeover(state, runner),
             Step::MoveShards(runner) => self.move_shards(state, runner),
             Step::VanishTakeover(runner) => state.takes[runner.index()] = None,
@@ -219,10 +221,21 @@ impl Protocol {
         state.now + if last { self.ahead } else { 0 }
     }
 
-    /// Whether the lease of a runner is over, as another sees it.
+    fn tick(&self, state: &mut State) {
+        state.now += 1;
+        for row in state.rows.iter_mut().flatten().filter(|_| self.ahead > 0) {
+            row.silent = LEASE.min(row.silent + 1);
+        }
+    }
+
+    /// Whether the lease of a runner is over, as another sees it: by the clock of that one, or since it
+    /// has watched that it was not prolonged.
     fn is_over(&self, state: &State, runner: RunnerNo, seen_by: RunnerNo) -> bool {
         let row = state.row(runner);
-        row.is_some_and(|row| row.lease_until <= self.clock(state, seen_by))
+        row.is_some_and(|row| {
+            let is_silent = row.silent == LEASE && !self.breaks(Break::Silence);
+            is_silent || row.lease_until <= self.clock(state, seen_by)
+        })
     }
 
     /// A process that runs renews its lease in time; only one that is paused, or whose heartbeat is
@@ -239,12 +252,13 @@ impl Protocol {
     }
 
     /// Whether a dead runner holds a shard and its lease is not over, and somebody is there to wait.
+    /// Nobody waits for longer than a lease, whatever the clock of the dead has shown.
     fn somebody_waits_for_time(&self, state: &State) -> bool {
         let mut owners = state.shards.iter().flatten();
         let dead = |owner: &Owner| {
             let row = state.row(owner.runner);
             !state.runner(owner.runner).is_alive()
-                && row.is_some_and(|row| row.lease_until > state.now)
+                && row.is_some_and(|row| row.lease_until > state.now && row.silent < LEASE)
         };
         owners.any(dead) && state.runners.iter().any(Runner::is_alive)
     }
@@ -391,7 +405,7 @@ impl Protocol {
         free_all(state, no);
         let epoch = state.row(no).map_or(1, |row| row.epoch + 1);
         let lease_until = self.clock(state, no) + LEASE;
-        state.rows[no.index()] = Some(Row { epoch, lease_until });
+        state.rows[no.index()] = Some(Row { epoch, lease_until, silent: 0 });
         let runner = &mut state.runners[no.index()];
         runner.process = Process::Runs;
         runner.fence = Some(epoch);
@@ -406,7 +420,7 @@ impl Protocol {
         let held = state.fence_holds(no, beat.fence);
         let from = if self.ahead == 0 { state.now } else { beat.begun };
         if held && let Some(row) = &mut state.rows[no.index()] {
-            row.lease_until = from + LEASE;
+            (row.lease_until, row.silent) = (from + LEASE, 0);
         }
         let runner = &mut state.runners[no.index()];
         if runner.is_alive() && runner.fence == Some(beat.fence) {
@@ -498,6 +512,21 @@ impl Protocol {
         } else {
             send(state, no, shard, busy.kind, busy.fence, busy.base);
         }
+    }
+
+    /// The first transaction of a takeover: from here on no batch of the victim begins, and its lease is
+    /// over for all. It waits for nothing.
+    fn raise_epoch(&self, state: &mut State, no: RunnerNo, victim: RunnerNo) {
+        if is_early(state, victim) {
+            state.left.faults -= 1;
+        }
+        let now = self.clock(state, no);
+        if let Some(row) = &mut state.rows[victim.index()] {
+            row.epoch += 1;
+            row.lease_until = row.lease_until.min(now);
+        }
+        let fence = state.runner(no).fence;
+        state.takes[no.index()] = fence.map(|fence| Take { victim, fence, begun: false });
     }
 
     /// The second transaction of a takeover, once it has the row of the victim for itself: if the
@@ -635,23 +664,10 @@ fn take_free(state: &mut State, no: RunnerNo, shard: ShardNo) {
     }
 }
 
-/// Whether the lease is not over by the store's time: only a clock that is ahead says so.
+/// Whether the lease lasts: only a clock that is ahead says that it is over.
 fn is_early(state: &State, victim: RunnerNo) -> bool {
     let row = state.row(victim);
-    row.is_some_and(|row| row.lease_until > state.now)
-}
-
-/// The first transaction of a takeover: from here on no batch of the victim begins. It waits for
-/// nothing.
-fn raise_epoch(state: &mut State, no: RunnerNo, victim: RunnerNo) {
-    if is_early(state, victim) {
-        state.left.faults -= 1;
-    }
-    if let Some(row) = &mut state.rows[victim.index()] {
-        row.epoch += 1;
-    }
-    let fence = state.runner(no).fence;
-    state.takes[no.index()] = fence.map(|fence| Take { victim, fence, begun: false });
+    row.is_some_and(|row| row.lease_until > state.now && row.silent < LEASE)
 }
 
 /// The second transaction begins with the fence of who takes over, if its row comes first.
@@ -709,7 +725,8 @@ fn crash(state: &mut State, no: RunnerNo) {
 }
 
 impl Break {
-    pub(crate) const ALL: [Break; 10] = [
+    pub(crate) const ALL: [Break; 11] = [
+        Break::Silence,
         Break::Fence,
         Break::TakeoverWait,
         Break::TakeoverCheck,
@@ -724,6 +741,7 @@ impl Break {
 
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Break::Silence => "silence",
             Break::Fence => "fence",
             Break::TakeoverWait => "takeover-wait",
             Break::TakeoverCheck => "takeover-check",

@@ -156,6 +156,8 @@ impl Variant {
         let (faults, moves, commits) = match part {
             Break::ReleaseEarly => (2, 1, 1),
             Break::TakeoverOrder => (2, 0, 0),
+            // One whose clock is ahead takes a shard that was given back, and dies.
+            Break::Silence => (1, 1, 0),
             // A shard that leaves while it is read, and comes back.
             Break::ReadCheck => (0, 3, 2),
             _ => (2, 0, 1),
@@ -443,7 +445,7 @@ mod tests {
             let expected = match part {
                 Break::Settle => "nothing is applied twice",
                 Break::SelfFencing => "an owner that fences itself sends nothing after a takeover",
-                Break::TakeoverOrder => "every live run has an owner again",
+                Break::TakeoverOrder | Break::Silence => "every live run has an owner again",
                 _ => "at most one owner can commit",
             };
             assert_eq!(broken, Some(expected), "without {}", part.name());

@@ -54,6 +54,9 @@ pub(crate) struct State {
 pub(crate) struct Row {
     pub(crate) epoch: u8,
     pub(crate) lease_until: u8,
+    /// For how long it was not prolonged, up to the length of a lease. Whoever looks at it can have watched
+    /// that by a clock of its own. Not counted where all go by the store's time.
+    pub(crate) silent: u8,
 }
 
 /// The holder of a shard. The store has only the runner; with which epoch it took the shard is

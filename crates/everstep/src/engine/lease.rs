@@ -5,7 +5,7 @@
 //! ([`super::leaving`]).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::ControlFlow::{Break, Continue},
     sync::Arc,
     time::{Duration, Instant},
@@ -25,7 +25,7 @@ use crate::{
     run::is_mended_by_deploy,
     sabotage::Sabotage,
     seam::{self, Monitor},
-    store::{RunnerRow, ShardSet, StoreError},
+    store::{Gone, RunnerRow, ShardSet, StoreError},
     time::{Timestamp, Uptime},
 };
 
@@ -237,14 +237,14 @@ fn register_again(shared: &Shared) {
 /// The runners, as one of them sees them.
 struct Seen<'a> {
     alive: Vec<&'a RunnerRow>,
-    /// They hold shards, and their lease is over or their process is.
+    /// They hold shards, and their lease is over, or they are known to be gone.
     gone: Vec<&'a RunnerRow>,
-    /// Those whose process has ended: they cannot come back.
+    /// Those that are gone whatever the time is: their process has ended, or they were silent for a lease.
     ///
-    /// One whose lease was over when it was read may have prolonged it since, as a process does that
-    /// was stopped and goes on. Whether it still is over is for the transaction to say that takes its
+    /// One that was gone when it was read may have prolonged its lease since, as a process does that
+    /// was stopped and goes on. Whether it still is gone is for the transaction to say that takes its
     /// shards: if they were taken from under a lease that lasts, both would start bodies.
-    dead: Vec<Uuid>,
+    known: Vec<Gone>,
 }
 
 impl<'a> Seen<'a> {
@@ -252,16 +252,16 @@ impl<'a> Seen<'a> {
         runners: &'a [RunnerRow],
         me: Uuid,
         now: Timestamp,
-        has_ended: impl Fn(Uuid) -> bool,
+        is_known_gone: impl Fn(Uuid) -> bool,
     ) -> Seen<'a> {
-        let mut seen = Seen { alive: Vec::new(), gone: Vec::new(), dead: Vec::new() };
+        let mut seen = Seen { alive: Vec::new(), gone: Vec::new(), known: Vec::new() };
         for runner in runners {
-            let is_dead = runner.id != me && has_ended(runner.id);
-            if runner.id == me || (runner.lease_until > now && !is_dead) {
+            let is_known = runner.id != me && is_known_gone(runner.id);
+            if runner.id == me || (runner.lease_until > now && !is_known) {
                 seen.alive.push(runner);
             } else if !runner.shards.is_empty() {
                 seen.gone.push(runner);
-                seen.dead.extend(is_dead.then_some(runner.id));
+                seen.known.extend(is_known.then(|| runner.as_gone()));
             }
         }
         seen
@@ -271,8 +271,9 @@ impl<'a> Seen<'a> {
 /// When the leases of other runners end, by the monotonic clock of this process.
 ///
 /// Where the store has no clock of its own, a lease is written by the clock of its runner and read by the
-/// clock of another, and one of them may be wrong: a runner whose lease lasts would be taken over from. So
-/// a lease is over only when it is over by the calendar and was not prolonged for as long as it lasts.
+/// clock of another, and one of them may be wrong: a runner whose lease lasts would be taken over from, or
+/// a stopped one kept its shards for as long as its clock was ahead. So where the calendars do not agree, a
+/// lease is over when this process has not seen it prolonged for as long as it lasts.
 #[derive(Default)]
 pub(crate) struct Beats(BTreeMap<Uuid, Beat>);
 
@@ -283,32 +284,38 @@ struct Beat {
     lasts_until: Instant,
 }
 
-impl Beats {
+/// Whose leases are over, as far as clocks can tell.
+struct Judged {
     /// The latest time, up to now, at which no lease is over that may last.
-    fn as_of(&mut self, shared: &Shared, runners: &[RunnerRow], me: Uuid) -> Timestamp {
+    as_of: Timestamp,
+    /// Those that were silent for a lease.
+    silent: BTreeSet<Uuid>,
+}
+
+impl Beats {
+    fn judge(&mut self, shared: &Shared, runners: &[RunnerRow], me: Uuid) -> Judged {
         let now = shared.now();
         let goes_by_calendar = shared.store.time().is_some()
             || shared.clock.as_virtual().is_some()
             || shared.settings.breaks(Sabotage::BelieveClock);
         if goes_by_calendar {
-            return now;
+            return Judged { as_of: now, silent: BTreeSet::new() };
         }
         let others = runners.iter().filter(|runner| runner.id != me);
-        self.look(others, now, shared.settings.lease, seam::now())
+        self.look(others, now, seam::now())
     }
 
     fn look<'a>(
         &mut self,
         runners: impl Iterator<Item = &'a RunnerRow>,
         now: Timestamp,
-        lease: Duration,
         at: Instant,
-    ) -> Timestamp {
+    ) -> Judged {
         let mut before = std::mem::take(&mut self.0);
-        let mut as_of = now;
+        let (mut as_of, mut silent) = (now, BTreeSet::new());
         for runner in runners {
-            let (epoch, lease_until) = (runner.epoch, runner.lease_until);
-            let known = before.remove(&runner.id);
+            let RunnerRow { id, epoch, lease_until, lease, .. } = *runner;
+            let known = before.remove(&id);
             let known = known.filter(|it| (it.epoch, it.lease_until) == (epoch, lease_until));
             let beat = known.unwrap_or_else(|| {
                 // What it was prolonged to says how long it lasts only if both clocks agree.
@@ -319,10 +326,12 @@ impl Beats {
             });
             if at < beat.lasts_until {
                 as_of = as_of.min(lease_until - Duration::from_millis(1));
+            } else {
+                silent.insert(id);
             }
-            self.0.insert(runner.id, beat);
+            self.0.insert(id, beat);
         }
-        as_of
+        Judged { as_of, silent }
     }
 }
 
@@ -342,13 +351,9 @@ pub(crate) fn balance(
     if !leaving.compare(shared, fence, &own.shards) {
         return Ok(ShardSet::EMPTY);
     }
-    let now = leaving.beats.as_of(shared, &runners, fence.runner);
-    let Seen { alive, gone, dead } =
-        Seen::of(&runners, fence.runner, now, |runner| shared.store.runner_is_dead(runner));
-    let dead = match shared.settings.breaks(Sabotage::NoSecondLook) {
-        true => gone.iter().map(|runner| runner.id).collect(),
-        false => dead,
-    };
+    let Judged { as_of, silent } = leaving.beats.judge(shared, &runners, fence.runner);
+    let is_known_gone = |runner| silent.contains(&runner) || shared.store.runner_is_dead(runner);
+    let Seen { alive, gone, mut known } = Seen::of(&runners, fence.runner, as_of, is_known_gone);
     let pools = shared.store.pools()?;
     let vacant = leaving.vacant.look(shared, &alive, &pools)?;
     shared.owned.set_pools(&pools, &vacant);
@@ -364,7 +369,12 @@ pub(crate) fn balance(
     leaving.give_back(shared, fence, &owned, &wanted)?;
     let missing = wanted.iter().any(|shard| !shared.owns(shard));
     if missing || !gone.is_empty() {
-        match shared.store.take_shards(fence, now, &wanted, &dead)? {
+        if shared.settings.breaks(Sabotage::NoSecondLook) {
+            let mut rows = shared.store.runners()?;
+            rows.retain(|row| gone.iter().any(|it| it.id == row.id));
+            known = rows.iter().map(RunnerRow::as_gone).collect();
+        }
+        match shared.store.take_shards(fence, as_of, &wanted, &known)? {
             Some(held) => {
                 let kept: ShardSet = held.iter().filter(|shard| !leaving.has(*shard)).collect();
                 let new: ShardSet = kept.iter().filter(|shard| !owned.contains(*shard)).collect();
@@ -372,7 +382,7 @@ pub(crate) fn balance(
                     return Ok(ShardSet::EMPTY);
                 }
                 let seen = runners.iter().filter(|runner| runner.id != fence.runner);
-                for runner in seen.filter(|it| was_ousted(it, &new, &dead, shared.now())) {
+                for runner in seen.filter(|it| was_ousted(it, &new, &known, shared.now())) {
                     tracing::info!(
                         runner = runner.name,
                         "shards of a runner that is gone are taken"
@@ -391,8 +401,8 @@ pub(crate) fn balance(
 ///
 /// Its lease may have been over only for the transaction that took them, which goes by the store's
 /// own time and comes after who is alive was read.
-fn was_ousted(runner: &RunnerRow, new: &ShardSet, dead: &[Uuid], now: Timestamp) -> bool {
-    let is_gone = runner.lease_until <= now || dead.contains(&runner.id);
+fn was_ousted(runner: &RunnerRow, new: &ShardSet, known: &[Gone], now: Timestamp) -> bool {
+    let is_gone = runner.lease_until <= now || known.contains(&runner.as_gone());
     is_gone && new.iter().any(|shard| runner.shards.contains(shard))
 }
 
@@ -549,7 +559,7 @@ mod tests {
         assert!(before < until);
         assert!(!was_ousted(&runner, &some, &[], before), "it gave them back");
         assert!(was_ousted(&runner, &some, &[], until));
-        assert!(was_ousted(&runner, &some, &[runner.id], before));
+        assert!(was_ousted(&runner, &some, &[runner.as_gone()], before));
         assert!(!was_ousted(&runner, &ShardSet::EMPTY, &[], until));
     }
 
@@ -638,8 +648,9 @@ mod tests {
             let mut runners = store.runners().expect("runners");
             runners[0].lease_until = at(lease_until);
             let instant = begun + Duration::from_millis(passed_ms);
-            let as_of = beats.look(runners.iter(), at(now), LEASE, instant);
-            lease_until <= as_of.as_millis()
+            let judged = beats.look(runners.iter(), at(now), instant);
+            let is_over = lease_until <= judged.as_of.as_millis();
+            is_over || judged.silent.contains(&runners[0].id)
         };
         const HOUR: i64 = 3_600_000;
         // Clocks that agree: it is over when its time is over, and not later.
@@ -653,6 +664,54 @@ mod tests {
         // It is prolonged no more.
         assert!(!seen(3_500 - HOUR, 3_500, 3_500));
         assert!(seen(3_500 - HOUR, 3_600, 3_600));
+    }
+
+    /// A process on a file that three shared was stopped while its clock showed another hour. The end of
+    /// its lease in its row was an hour ahead, and for that hour nobody took its shards. What it holds is
+    /// taken once others have not seen it beat for the length of *its* lease; the lease in its row ends
+    /// then, so that nobody takes it for alive and leaves shards to it.
+    #[test]
+    fn a_stopped_runner_whose_clock_was_ahead_is_taken_over_after_a_lease() {
+        const HOUR: Duration = Duration::from_secs(3_600);
+        let all = ShardSet::of_default_pool();
+        let store = MemoryStore::new();
+        let register = |no: u128, now: Timestamp, lease: Duration| {
+            let new = NewRunner::new(Uuid::from_u128(no), "host/1", now, lease);
+            store.register_runner(&new).expect("register")
+        };
+        let stopped = register(1, at(0), 2 * LEASE);
+        let held = store.take_shards(stopped, at(0), &all, &[]).expect("take_shards");
+        assert_eq!(held, Some(all.clone()));
+        store.heartbeat(stopped, at(0) + HOUR, 2 * LEASE).expect("heartbeat");
+        let other = register(2, at(0), LEASE);
+        let (begun, mut beats) = (Instant::now(), Beats::default());
+        let mut take = |passed_ms: u64, goes_on: bool| {
+            let runners = store.runners().expect("runners");
+            let others = runners.iter().filter(|row| row.id != other.runner);
+            let now = at(passed_ms as i64);
+            let judged = beats.look(others, now, begun + Duration::from_millis(passed_ms));
+            let is_silent = |id| judged.silent.contains(&id);
+            let seen = Seen::of(&runners, other.runner, judged.as_of, is_silent);
+            if goes_on {
+                let beat = store.heartbeat(stopped, now + HOUR, 2 * LEASE);
+                assert!(beat.expect("heartbeat"));
+            }
+            let held = store.take_shards(other, judged.as_of, &all, &seen.known);
+            held.expect("take_shards").expect("its fence holds")
+        };
+        assert!(take(0, false).is_empty());
+        assert!(take(1_999, false).is_empty());
+        // It goes on between the look and the taking.
+        assert!(take(2_000, true).is_empty());
+        assert!(take(2_500, false).is_empty());
+        assert!(take(4_499, false).is_empty());
+        assert_eq!(take(4_500, false), all);
+        let row = store.runners().expect("runners").remove(0);
+        assert_eq!((row.id, row.lease_until), (stopped.runner, at(4_500)));
+        assert!(
+            !store.heartbeat(stopped, at(4_501), LEASE).expect("heartbeat"),
+            "its epoch is raised"
+        );
     }
 
     fn at(ms: i64) -> Timestamp {
@@ -671,8 +730,8 @@ mod tests {
         };
         let all = ShardSet::of_default_pool();
         let stopped = register(1, at(0));
-        let take = |fence, now, dead: &[Uuid]| {
-            let held = store.take_shards(fence, now, &all, dead);
+        let take = |fence, now, gone: &[Gone]| {
+            let held = store.take_shards(fence, now, &all, gone);
             held.expect("take_shards").expect("its fence holds")
         };
         assert_eq!(take(stopped, at(0), &[]), all);
@@ -684,11 +743,11 @@ mod tests {
         assert_eq!(ids(&seen.gone), [stopped.runner]);
         let goes_on = store.heartbeat(stopped, at(2_001), LEASE);
         assert!(goes_on.expect("heartbeat"));
-        assert!(take(other, at(2_002), &seen.dead).is_empty());
+        assert!(take(other, at(2_002), &seen.known).is_empty());
         // When nobody prolongs it, they are taken; at once if its process is known to have ended.
         let runners = store.runners().expect("runners");
         let seen = Seen::of(&runners, other.runner, at(2_003), |id| id == stopped.runner);
-        assert_eq!(seen.dead, [stopped.runner]);
-        assert_eq!(take(other, at(2_003), &seen.dead), all);
+        assert_eq!(seen.known, [runners[0].as_gone()]);
+        assert_eq!(take(other, at(2_003), &seen.known), all);
     }
 }

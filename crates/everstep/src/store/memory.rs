@@ -143,6 +143,7 @@ struct Runner {
     epoch: u64,
     name: String,
     lease_until: Timestamp,
+    lease: Duration,
     workflows: Vec<Serves>,
     pools: Vec<String>,
     weight: u32,
@@ -608,6 +609,7 @@ impl Store for MemoryStore {
             epoch: runner.epoch,
             name: runner.name.clone(),
             lease_until: runner.lease_until,
+            lease: runner.lease,
             shards: data.held_by(*id),
             workflows: runner.workflows.clone(),
             pools: runner.pools.clone(),
@@ -621,9 +623,9 @@ impl Store for MemoryStore {
         fence: Fence,
         now: Timestamp,
         wanted: &ShardSet,
-        dead: &[Uuid],
+        gone: &[Gone],
     ) -> Result<Option<ShardSet>, StoreError> {
-        Ok(self.write(|data| data.take_shards(fence, now, wanted, dead)))
+        Ok(self.write(|data| data.take_shards(fence, now, wanted, gone)))
     }
 
     /// A runner listens for wake-ups as long as it lives.
@@ -783,6 +785,7 @@ impl Data {
                 epoch,
                 name: new.name.clone(),
                 lease_until,
+                lease: new.lease,
                 workflows: new.workflows.clone(),
                 pools: new.pools.clone(),
                 weight: new.weight,
@@ -796,31 +799,34 @@ impl Data {
         fence: Fence,
         now: Timestamp,
         wanted: &ShardSet,
-        dead: &[Uuid],
+        gone: &[Gone],
     ) -> Option<ShardSet> {
         if !self.fence_holds(fence) {
             return None;
         }
-        self.oust_expired(fence.runner, now, wanted, dead);
+        self.oust_expired(fence.runner, now, wanted, gone);
         let free = wanted.iter().filter(|shard| !self.shards.contains_key(shard));
         let taken = free.collect::<ShardSet>();
         self.shards.extend(taken.iter().map(|shard| (shard, fence.runner)));
         Some(self.held_by(fence.runner))
     }
 
-    /// Frees all shards of those holders of wanted shards whose lease is over, or who are dead, and
+    /// Frees all shards of those holders of wanted shards whose lease is over, or who are gone, and
     /// counts a recovery on the runs that they had in memory.
-    fn oust_expired(&mut self, me: Uuid, now: Timestamp, wanted: &ShardSet, dead: &[Uuid]) {
+    fn oust_expired(&mut self, me: Uuid, now: Timestamp, wanted: &ShardSet, gone: &[Gone]) {
         let holders = wanted.iter().filter_map(|shard| self.shards.get(&shard).copied());
         for holder in holders.collect::<BTreeSet<_>>() {
-            let is_over = self.runners.get(&holder).is_none_or(|row| row.lease_until <= now)
-                || dead.contains(&holder);
+            let is_over = self.runners.get(&holder).is_none_or(|row| {
+                let as_read = Gone { runner: holder, lease_until: row.lease_until };
+                row.lease_until <= now || gone.contains(&as_read)
+            });
             if holder == me || !is_over {
                 continue;
             }
             let epoch = self.next_epoch();
             if let Some(row) = self.runners.get_mut(&holder) {
                 row.epoch = epoch;
+                row.lease_until = row.lease_until.min(now);
             }
             let freed = self.held_by(holder);
             self.shards.retain(|_, other| *other != holder);

@@ -962,18 +962,17 @@ impl Store for PostgresStore {
         fence: Fence,
         now: Timestamp,
         wanted: &ShardSet,
-        dead: &[Uuid],
+        gone: &[Gone],
     ) -> Result<Option<ShardSet>, StoreError> {
         if !self.is_at_home(fence) {
             return Ok(None);
         }
         let clock = self.clock(now);
         let oust =
-            |session: &Session<'_>| runners::oust_expired(session, fence, clock, wanted, dead);
+            |session: &Session<'_>| runners::oust_expired(session, fence, clock, wanted, gone);
         let ousted = self.write_for_lease(oust)?;
-        let take = |session: &Session<'_>| {
-            runners::take_shards(session, fence, clock, wanted, &ousted, dead)
-        };
+        let take =
+            |session: &Session<'_>| runners::take_shards(session, fence, clock, wanted, &ousted);
         let held = self.write_for_lease(take)?;
         *lock(&self.held) = held.clone().map(|held| (fence, held));
         Ok(held)

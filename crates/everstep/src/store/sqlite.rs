@@ -348,9 +348,9 @@ impl Store for SqliteStore {
         fence: Fence,
         now: Timestamp,
         wanted: &ShardSet,
-        dead: &[Uuid],
+        gone: &[Gone],
     ) -> Result<Option<ShardSet>, StoreError> {
-        self.change_runners(|session| runners::take_shards(session, fence, now, wanted, dead))
+        self.change_runners(|session| runners::take_shards(session, fence, now, wanted, gone))
     }
 
     #[cfg(unix)]

@@ -14,7 +14,7 @@ use crate::{
     run_id::{RunId, RunNo},
     store::{
         Answer, ApiTokenRow, Applied, Ask, AuditRow, Batch, Census, DeadLetter, Due, DueRun,
-        DueSchedules, EndedItem, EventRow, Facts, Fence, Filter, Finished, InboxRow, ItemRow,
+        DueSchedules, EndedItem, EventRow, Facts, Fence, Filter, Finished, Gone, InboxRow, ItemRow,
         ItemState, LetterFilter, LimitPlace, LimitRow, LoadedRun, NewAudit, NewRunner, PausedRun,
         PoolRow, Put, QueueOutlook, QueueRow, QueueStats, RunRow, RunStatus, RunnerRow,
         ScheduleRow, Secret, ShardSet, StatsRange, StatsRow, StatusCounts, Store, StoreCounters,
@@ -37,7 +37,7 @@ pub enum Call<'a> {
     /// [`Store::heartbeat`].
     Heartbeat(Fence, Timestamp, Duration),
     /// [`Store::take_shards`].
-    Take(Fence, Timestamp, &'a ShardSet, &'a [Uuid]),
+    Take(Fence, Timestamp, &'a ShardSet, &'a [Gone]),
     /// [`Store::release_shards`].
     Release(Fence, &'a ShardSet),
     /// [`Store::deregister_runner`].
@@ -69,7 +69,7 @@ pub enum Change {
     /// [`Store::heartbeat`].
     Heartbeat(Fence, Timestamp, Duration),
     /// [`Store::take_shards`].
-    Take(Fence, Timestamp, ShardSet, Vec<Uuid>),
+    Take(Fence, Timestamp, ShardSet, Vec<Gone>),
     /// [`Store::release_shards`].
     Release(Fence, ShardSet),
     /// [`Store::deregister_runner`].
@@ -220,10 +220,10 @@ impl<A: Around> Store for A {
         fence: Fence,
         now: Timestamp,
         wanted: &ShardSet,
-        dead: &[Uuid],
+        gone: &[Gone],
     ) -> Result<Option<ShardSet>, StoreError> {
-        self.around(Call::Take(fence, now, wanted, dead), |store| {
-            store.take_shards(fence, self.lease_time(now), wanted, dead)
+        self.around(Call::Take(fence, now, wanted, gone), |store| {
+            store.take_shards(fence, self.lease_time(now), wanted, gone)
         })
     }
 

@@ -12,7 +12,7 @@ use std::{
 use everstep::{
     Client, Cluster, EngineBuilder, RunStatus, StartError, Timestamp, WorkflowOptions,
     prelude::*,
-    store::{MemoryStore, NewRunner, ShardSet, SqliteStore, Store, StoreError},
+    store::{MemoryStore, NewRunner, RunnerRow, ShardSet, SqliteStore, Store, StoreError},
     testing::CrashingStore,
 };
 use scenario::{until, until_status};
@@ -443,7 +443,7 @@ fn take_everything(store: &Arc<dyn Store>) {
     let now = Timestamp::from(std::time::SystemTime::now());
     let id = uuid::Uuid::from_u128(77);
     let runner = NewRunner::new(id, "usurper", now, Duration::from_secs(60));
-    let victims: Vec<_> = store.runners().unwrap().iter().map(|row| row.id).collect();
+    let victims: Vec<_> = store.runners().unwrap().iter().map(RunnerRow::as_gone).collect();
     let fence = store.register_runner(&runner).unwrap();
     let shards = ShardSet::of_default_pool();
     let held = store.take_shards(fence, now, &shards, &victims).unwrap();

@@ -134,6 +134,7 @@ CREATE TABLE everstep_runners (
     epoch bigint NOT NULL,
     name text COLLATE "C" NOT NULL,
     lease_until bigint NOT NULL,
+    lease bigint NOT NULL, -- its duration
     -- A JSON array of [name, version, first version accepted, last version accepted].
     workflows text COLLATE "C" NOT NULL,
     pools text COLLATE "C" NOT NULL, -- a JSON array of names

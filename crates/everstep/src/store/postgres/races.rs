@@ -185,8 +185,9 @@ fn an_owner_that_was_ousted_is_refused_whatever_it_remembers() {
     let later = NOW + 2 * LEASE;
     let runner = NewRunner::new(Uuid::from_u128(2), "host/2", later, LEASE);
     let successor = new.register_runner(&runner).expect("register_runner");
-    let taken =
-        new.take_shards(successor, later, &ShardSet::of_default_pool(), &[Uuid::from_u128(1)]);
+    let rows = new.runners().expect("runners");
+    let gone: Vec<_> = rows.iter().map(RunnerRow::as_gone).collect();
+    let taken = new.take_shards(successor, later, &ShardSet::of_default_pool(), &gone);
     assert!(taken.expect("take_shards").is_some());
     let (outcomes, _) = commit(&old, fence, vec![step(run, 2)]);
     assert!(matches!(outcomes[..], [Outcome::Refused(Refusal::Fenced)]), "{outcomes:?}");

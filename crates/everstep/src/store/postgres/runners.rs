@@ -13,11 +13,11 @@ use super::{
     Sql, columns,
     error::Trouble,
     session::{Op, Session},
-    value::{Value, borrowed, params},
+    value::{Value, params},
 };
 use crate::{
     store::{
-        Fence, NewRunner, ShardSet,
+        Fence, Gone, NewRunner, ShardSet,
         memory::DEAD_RUNNER_KEPT,
         rules::pools::Said,
         sql::{pools, reads::listed, runners::fence_holds},
@@ -65,10 +65,10 @@ pub(super) fn register(
     );
     session.execute(sql, params![DEAD_RUNNER_KEPT.as_millis()]);
     let sql = format!(
-        "INSERT INTO everstep_runners (id, epoch, name, lease_until, workflows, pools, weight) \
-         VALUES ($1, nextval('everstep_epochs'), $2, {now} + $3, $4, $5, $6) \
+        "INSERT INTO everstep_runners (id, epoch, name, lease_until, lease, workflows, pools, weight) \
+         VALUES ($1, nextval('everstep_epochs'), $2, {now} + $3, $3, $4, $5, $6) \
          ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch, name = excluded.name, \
-         lease_until = excluded.lease_until, workflows = excluded.workflows, \
+         lease_until = excluded.lease_until, lease = excluded.lease, workflows = excluded.workflows, \
          pools = excluded.pools, weight = excluded.weight RETURNING epoch"
     );
     let said = Said::by(runner);
@@ -89,29 +89,32 @@ pub(super) fn heartbeat(fence: Fence, clock: Clock, lease: Duration) -> Op {
     Op::new(sql, params![fence.runner, fence.epoch, lease.as_millis()])
 }
 
-/// Raises the epoch of those holders of wanted shards whose lease is over, or who are dead: from
-/// then on none of their batches can begin. In a transaction of its own.
+/// Raises the epoch of those holders of wanted shards whose lease is over, or who are gone, and ends
+/// their leases: from then on none of their batches can begin. In a transaction of its own.
 pub(super) fn oust_expired(
     session: &Session<'_>,
     fence: Fence,
     clock: Clock,
     wanted: &ShardSet,
-    dead: &[Uuid],
+    gone: &[Gone],
 ) -> Result<Vec<Uuid>, Trouble> {
     if !fence_holds(session, fence)? {
         return Ok(Vec::new());
     }
     let now = clock.now();
-    let dead = Value::uuids(dead.iter().copied());
+    let ids = Value::uuids(gone.iter().map(|it| it.runner));
+    let leases = Value::ints(gone.iter().map(|it| it.lease_until.as_millis()));
     let wanted = listed(wanted);
-    let params = params![wanted, fence.runner, dead];
+    let params = params![wanted, fence.runner, ids, leases];
     // In the order of ids, so that two who do this do not wait for each other.
     let sql = format!(
         "WITH expired AS (SELECT id FROM everstep_runners WHERE id <> $2 \
-         AND (lease_until <= {now} OR id = ANY ($3)) \
+         AND (lease_until <= {now} \
+         OR (id, lease_until) IN (SELECT * FROM unnest($3::bytea[], $4::bigint[]))) \
          AND id IN (SELECT runner FROM everstep_shards WHERE shard = ANY ($1)) \
          ORDER BY id FOR NO KEY UPDATE) \
-         UPDATE everstep_runners SET epoch = nextval('everstep_epochs') FROM expired \
+         UPDATE everstep_runners SET epoch = nextval('everstep_epochs'), \
+         lease_until = least(lease_until, {now}) FROM expired \
          WHERE everstep_runners.id = expired.id RETURNING everstep_runners.id"
     );
     session.rows(sql, params, |row| row.get(0).map(Uuid::from_bytes))
@@ -125,13 +128,12 @@ pub(super) fn take_shards(
     clock: Clock,
     wanted: &ShardSet,
     ousted: &[Uuid],
-    dead: &[Uuid],
 ) -> Result<Option<ShardSet>, Trouble> {
     if ousted.is_empty() {
         if !fence_holds(session, fence)? {
             return Ok(None);
         }
-    } else if !free_shards_of(session, fence, clock, ousted, dead)? {
+    } else if !free_shards_of(session, fence, clock, ousted)? {
         return Ok(None);
     }
     // Shards of runners whose row is gone are free.
@@ -152,7 +154,6 @@ fn free_shards_of(
     fence: Fence,
     clock: Clock,
     ousted: &[Uuid],
-    dead: &[Uuid],
 ) -> Result<bool, Trouble> {
     let bytes = |id: &Uuid| Some(id.as_bytes().to_vec());
     let mut ids: Vec<_> = ousted.iter().map(bytes).collect();
@@ -161,12 +162,11 @@ fn free_shards_of(
     // order of ids, our own row among them, so that two who take over from each other do not wait
     // for each other.
     let sql = format!(
-        "SELECT id, epoch, lease_until <= {} OR id = ANY ($2) FROM everstep_runners \
+        "SELECT id, epoch, lease_until <= {} FROM everstep_runners \
          WHERE id = ANY ($1) ORDER BY id FOR UPDATE",
         clock.now()
     );
-    let lists = [Value::Blobs(ids), Value::Blobs(dead.iter().map(bytes).collect())];
-    let rows = session.rows(sql, &borrowed(&lists), |row| {
+    let rows = session.rows(sql, params![Value::Blobs(ids)], |row| {
         let id = row.get(0)?;
         Ok((id, row.get(1)?, row.get::<bool>(2)?))
     })?;

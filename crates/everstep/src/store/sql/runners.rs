@@ -1,5 +1,7 @@
 //! Runners and their shards. How shards change hands is each store's own.
 
+use std::time::Duration;
+
 use super::{
     Sql,
     columns::from_json,
@@ -15,7 +17,7 @@ use crate::{
 pub(crate) fn list<S: Sql>(sql: &S) -> Result<Vec<RunnerRow>, S::Error> {
     let shards = S::pick("json_group_array(shard)", "coalesce(json_agg(shard)::text, '[]')");
     let text = format!(
-        "SELECT id, epoch, name, lease_until, workflows, pools, weight, \
+        "SELECT id, epoch, name, lease_until, lease, workflows, pools, weight, \
          (SELECT {shards} FROM everstep_shards WHERE runner = everstep_runners.id) \
          FROM everstep_runners ORDER BY id"
     );
@@ -23,10 +25,10 @@ pub(crate) fn list<S: Sql>(sql: &S) -> Result<Vec<RunnerRow>, S::Error> {
 }
 
 fn runner_row(row: &dyn Row) -> Result<RunnerRow, BadValue> {
-    let shards: Vec<u32> = from_json(&row.get::<String>(7)?)?;
+    let shards: Vec<u32> = from_json(&row.get::<String>(8)?)?;
     let said = Said {
-        workflows: from_json(&row.get::<String>(4)?)?,
-        pools: from_json(&row.get::<String>(5)?)?,
+        workflows: from_json(&row.get::<String>(5)?)?,
+        pools: from_json(&row.get::<String>(6)?)?,
     };
     let (workflows, pools) = said.read();
     Ok(RunnerRow {
@@ -34,10 +36,11 @@ fn runner_row(row: &dyn Row) -> Result<RunnerRow, BadValue> {
         epoch: row.get(1)?,
         name: row.get(2)?,
         lease_until: row.get(3)?,
+        lease: Duration::from_millis(row.get(4)?),
         shards: shards.into_iter().map(ShardId).collect(),
         workflows,
         pools,
-        weight: row.get(6)?,
+        weight: row.get(7)?,
     })
 }
 

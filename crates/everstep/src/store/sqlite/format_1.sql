@@ -122,6 +122,7 @@ CREATE TABLE everstep_runners (
     epoch INTEGER NOT NULL,
     name TEXT NOT NULL,
     lease_until INTEGER NOT NULL,
+    lease INTEGER NOT NULL, -- its duration
     -- A JSON array of [name, version, first version accepted, last version accepted].
     workflows TEXT NOT NULL,
     pools TEXT NOT NULL, -- a JSON array of names

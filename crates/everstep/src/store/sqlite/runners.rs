@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::session::Session;
 use crate::{
     store::{
-        Fence, NewRunner, ShardSet,
+        Fence, Gone, NewRunner, ShardSet,
         memory::DEAD_RUNNER_KEPT,
         rules::pools::Said,
         sql::{
@@ -16,7 +16,7 @@ use crate::{
             pools,
             reads::listed,
             runners::fence_holds,
-            value::{Value, params},
+            value::params,
         },
     },
     time::Timestamp,
@@ -37,16 +37,17 @@ pub(super) fn register(
     }
     let epoch = next_epoch(session)?;
     let sql = "INSERT OR REPLACE INTO everstep_runners \
-               (id, epoch, name, lease_until, workflows, address, pools, weight) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+               (id, epoch, name, lease_until, lease, workflows, address, pools, weight) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
     let said = Said::by(runner);
     let (workflows, pools) = (to_json(&said.workflows), to_json(&said.pools));
-    let lease_until = runner.now + runner.lease;
+    let (lease_until, lease) = (runner.now + runner.lease, runner.lease.as_millis());
     let params = params![
         runner.id,
         epoch,
         runner.name,
         lease_until,
+        lease,
         workflows,
         address,
         pools,
@@ -76,38 +77,42 @@ pub(super) fn take_shards(
     fence: Fence,
     now: Timestamp,
     wanted: &ShardSet,
-    dead: &[Uuid],
+    gone: &[Gone],
 ) -> rusqlite::Result<Option<ShardSet>> {
     if !fence_holds(session, fence)? {
         return Ok(None);
     }
-    oust_expired(session, fence.runner, now, wanted, dead)?;
+    oust_expired(session, fence.runner, now, wanted, gone)?;
     let sql = "INSERT INTO everstep_shards (shard, runner) SELECT value, ?1 FROM json_each(?2) \
                WHERE TRUE ON CONFLICT DO NOTHING";
     session.execute(sql, params![fence.runner, listed(wanted)])?;
     shards_of(session, fence.runner).map(Some)
 }
 
-/// Frees all shards of those holders of wanted shards whose lease is over, or who are dead, and
+/// Frees all shards of those holders of wanted shards whose lease is over, or who are gone, and
 /// counts a recovery on the runs that they had in memory.
 fn oust_expired(
     session: &Session<'_>,
     me: Uuid,
     now: Timestamp,
     wanted: &ShardSet,
-    dead: &[Uuid],
+    gone: &[Gone],
 ) -> rusqlite::Result<()> {
-    let sql = "SELECT DISTINCT runner FROM everstep_shards LEFT JOIN everstep_runners ON id = runner \
-               WHERE shard IN (SELECT value FROM json_each(?1)) AND runner <> ?2 \
-               AND (id IS NULL OR lease_until <= ?3 \
-               OR runner IN (SELECT unhex(value) FROM json_each(?4)))";
-    let dead = Value::uuids(dead.iter().copied());
-    let wanted = listed(wanted);
-    let params = params![wanted, me, now, dead];
-    let expired: Vec<Vec<u8>> = session.rows(sql, params, |row| row.get(0))?;
-    for runner in expired {
-        let sql = "UPDATE everstep_runners SET epoch = ?2 WHERE id = ?1";
-        session.execute(sql, params![runner, next_epoch(session)?])?;
+    let sql = "SELECT DISTINCT runner, lease_until FROM everstep_shards \
+               LEFT JOIN everstep_runners ON id = runner \
+               WHERE shard IN (SELECT value FROM json_each(?1)) AND runner <> ?2";
+    let holders: Vec<(Uuid, Option<Timestamp>)> =
+        session.rows(sql, params![listed(wanted), me], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let is_over = |(runner, lease_until): &(Uuid, Option<Timestamp>)| {
+        let (runner, until) = (*runner, *lease_until);
+        until.is_none_or(|lease_until| {
+            lease_until <= now || gone.contains(&Gone { runner, lease_until })
+        })
+    };
+    for (runner, _) in holders.into_iter().filter(is_over) {
+        let sql = "UPDATE everstep_runners SET epoch = ?2, lease_until = min(lease_until, ?3) \
+                   WHERE id = ?1";
+        session.execute(sql, params![runner, next_epoch(session)?, now])?;
         let sql = "UPDATE everstep_runs SET recoveries = recoveries + 1 WHERE no IN ( \
                    SELECT no FROM everstep_runs INDEXED BY everstep_runs_live WHERE status IN (1, 3) \
                    AND shard IN (SELECT shard FROM everstep_shards WHERE runner = ?1))";

@@ -225,8 +225,8 @@ mod tests {
         migrate_to(&file, FORMATS).expect("this format");
         let conn = file.connect(OpenFlags::default()).expect("connect");
         let lease_until = Timestamp::from(SystemTime::now()).as_millis() + 60_000;
-        let sql = "INSERT INTO everstep_runners (id, epoch, name, lease_until, workflows, pools, weight) \
-                   VALUES (x'01', 1, 'old-host/7', ?1, '[]', '[]', 1)";
+        let sql = "INSERT INTO everstep_runners (id, epoch, name, lease_until, lease, workflows, pools, weight) \
+                   VALUES (x'01', 1, 'old-host/7', ?1, 60000, '[]', '[]', 1)";
         conn.execute(sql, params![lease_until]).expect("a runner");
         let later = [FORMATS.0, &["CREATE TABLE later (a)"]].concat();
         let later = Formats(&later);

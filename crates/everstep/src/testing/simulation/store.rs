@@ -350,8 +350,8 @@ impl SimStore {
             Call::Heartbeat(fence, now, lease) => {
                 Change::Heartbeat(fence, self.lease_time(now), lease)
             }
-            Call::Take(fence, now, wanted, dead) => {
-                Change::Take(fence, self.lease_time(now), wanted.clone(), dead.to_vec())
+            Call::Take(fence, now, wanted, gone) => {
+                Change::Take(fence, self.lease_time(now), wanted.clone(), gone.to_vec())
             }
             Call::Release(fence, shards) => Change::Release(fence, shards.clone()),
             Call::Deregister(fence) => Change::Deregister(fence),
