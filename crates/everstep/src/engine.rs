@@ -389,6 +389,7 @@ impl Engine {
             signals.next().await;
             tracing::info!("the engine shuts down; a second signal ends it without waiting");
             tokio::select! {
+                biased;
                 () = self.shutdown() => {}
                 () = signals.next() => {
                     tracing::warn!("the engine ends without waiting for its bodies");
@@ -527,6 +528,7 @@ impl Signals {
     async fn next(&mut self) {
         #[cfg(unix)]
         tokio::select! {
+            biased;
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }

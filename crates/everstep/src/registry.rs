@@ -1,7 +1,7 @@
 //! The workflows that an engine can run: their functions, by name and version. Registration is
 //! explicit.
 
-use std::{collections::HashMap, future::Future, sync::Arc};
+use std::{collections::BTreeMap, future::Future, sync::Arc};
 
 use crate::{
     ctx::Ctx,
@@ -26,7 +26,7 @@ pub trait WorkflowFn: WorkflowRef + Send + Sync + 'static {
 /// The workflows that an engine can run, by name and version.
 #[derive(Clone, Default)]
 pub(crate) struct Registry {
-    by_name: HashMap<Arc<str>, Vec<Arc<Definition>>>,
+    by_name: BTreeMap<Arc<str>, Vec<Arc<Definition>>>,
 }
 
 impl Registry {
