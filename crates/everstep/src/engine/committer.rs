@@ -99,8 +99,6 @@ pub(crate) enum Reply {
         #[expect(dead_code, reason = "held for its drop")]
         room: Room,
     },
-    /// Nobody.
-    Nobody,
 }
 
 /// What became of the commit of a run in memory.
@@ -536,7 +534,6 @@ fn dispatch_error(shared: &Shared, batch: Batch, senders: Vec<Sender>, error: &A
                 }
                 owner.push(Event::ItemLost { run, error });
             }
-            Reply::Nobody => {}
         }
     }
     let writes = batch.writes.len();
