@@ -13,10 +13,14 @@
 //! everstep_conformance::compare(&MemoryStore::new(), &MemoryStore::new(), 1);
 //! ```
 //!
-//! Such a store is least work over [`everstep::store::rows`]: it implements reads and writes of rows, and
+//! A store whose data outlives it passes [`run_reopened`], too, which closes it and opens it again, and one
+//! whose database can be made to fail passes [`run_failing`].
+//!
+//! A store of your own is least work over [`everstep::store::rows`]: it implements reads and writes of rows, and
 //! the library applies batches over them. The test `own_store` of this crate is an example.
 //!
 //! Where several processes share a store, [`OwnerAndClient`] puts two of them behind one.
+
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, mpsc},
@@ -31,13 +35,14 @@ use everstep::{
 };
 use uuid::Uuid;
 
-type Check = fn(&World);
+type Check<T = World> = fn(&T);
 
 macro_rules! checks {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as fn(&_))),*] };
 }
 
 // What the checks are made with, and what stores are compared by.
+mod comparison;
 mod owner_and_client;
 mod random;
 mod readings;
@@ -52,6 +57,7 @@ mod control;
 mod deferreds;
 mod deletes;
 mod due;
+mod durable;
 mod events;
 mod history;
 mod import;
@@ -83,10 +89,13 @@ mod drawn;
 #[cfg(test)]
 mod ours;
 
+pub use durable::{FaultyPlace, Place, run_failing, run_reopened};
 pub use owner_and_client::OwnerAndClient;
 pub use side_by_side::{Change, compare_changes};
 
+use comparison::*;
 use random::*;
+use readings::*;
 use side_by_side::Names;
 use world::*;
 
@@ -131,7 +140,22 @@ const CHECKS: &[&[(&str, Check)]] = &[
 ///
 /// With the names of the checks that fail, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store> + Sync) {
-    let checks = Mutex::new(CHECKS.iter().copied().flatten());
+    run_checks(CHECKS.iter().copied().flatten(), |check| {
+        let store = make();
+        store.migrate().expect("migrate");
+        check(&World::new(store));
+    });
+}
+
+/// How many checks are made at the same time.
+const CHECKS_AT_ONCE: usize = 6;
+
+/// Makes all of these checks, and panics with those that have failed.
+fn run_checks<'a, C: Copy + 'a>(
+    checks: impl IntoIterator<Item = &'a (&'static str, C), IntoIter: Send>,
+    make: impl Fn(C) + Sync,
+) {
+    let checks = Mutex::new(checks.into_iter());
     let failures = Mutex::new(Vec::new());
     let locked = "no check panics while it holds this";
     thread::scope(|scope| {
@@ -142,7 +166,10 @@ pub fn run_all(make: impl Fn() -> Arc<dyn Store> + Sync) {
                     let mut checks = checks.lock().expect(locked);
                     checks.next()
                 } {
-                    if let Err(text) = run_one(&make, *check) {
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| make(*check))) {
+                        let text = panic.downcast_ref::<String>().map(String::as_str);
+                        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+                        let text = text.unwrap_or("it panicked");
                         let failure = format!("store conformance, `{name}`: {text}");
                         failures.lock().expect(locked).push(failure);
                     }
@@ -154,26 +181,6 @@ pub fn run_all(make: impl Fn() -> Arc<dyn Store> + Sync) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// How many checks are made at the same time.
-const CHECKS_AT_ONCE: usize = 6;
-
-fn run_one(make: &impl Fn() -> Arc<dyn Store>, check: Check) -> Result<(), String> {
-    let checked = catch_unwind(AssertUnwindSafe(|| {
-        let store = make();
-        store.migrate().map_err(|error| error.to_string())?;
-        check(&World::new(store));
-        Ok(())
-    }));
-    checked.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(text.unwrap_or("it panicked").to_owned())
-    })
-}
-
-/// How many batches two stores are compared with.
-const BATCHES: i64 = 150;
-
 /// Gives both stores the same random batches, and compares every answer and, after each batch,
 /// everything that can be read.
 ///
@@ -181,34 +188,8 @@ const BATCHES: i64 = 150;
 ///
 /// With the seed and the number of the batch at which the two differ.
 pub fn compare(model: &dyn Store, store: &dyn Store, seed: u64) {
-    let mut random = Random::new(seed);
-    let fences = [model, store].map(|store| {
-        store.migrate().expect("migrate");
-        let runner = NewRunner {
-            pools: vec!["default".to_owned(), "gpu".to_owned()],
-            ..NewRunner::new(Uuid::from_name("first"), "first", START, LEASE)
-        };
-        let fence = store.register_runner(&runner).expect("register_runner");
-        let shards = ShardSet::of_pools([PoolNo(0), PoolNo(1)]);
-        store.take_shards(fence, START, &shards, &[]).expect("take_shards");
-        fence
-    });
-    assert_eq!(fences[0], fences[1], "seed {seed}");
-    for no in 0..BATCHES {
-        let batch = random.batch(model, fences[0], at(no));
-        let wanted = model.commit(&batch).expect("commit");
-        let got = store.commit(&batch).expect("commit");
-        assert_eq!(got, wanted, "seed {seed}, batch {no}: {batch:#?}");
-        random.open_numbers.after(model, &batch, &wanted.outcomes);
-        if random.one_in(10) {
-            for store in [model, store] {
-                while store.sweep(at(no), 5).expect("sweep") {}
-            }
-        }
-        let (wanted, got) = (random.read(model, at(no)), random.read(store, at(no)));
-        assert!(
-            got == wanted,
-            "seed {seed}, batch {no}: {got:#?}\nis not {wanted:#?}\nafter {batch:#?}"
-        );
+    let mut comparison = Comparison::begin(model, store, seed);
+    for _ in 0..BATCHES {
+        comparison.step(store);
     }
 }

@@ -41,11 +41,11 @@ impl OpenNumbers {
         self.runs.contains_key(&run)
     }
 
-    /// A batch will be applied. Where there is but one runner, what has a fence is its own, and it
-    /// knows the numbers of its runs.
-    pub(super) fn before(&mut self, model: &dyn Store, batch: &Batch, has_one_runner: bool) {
+    /// A batch will be applied. Where the stores know the numbers of all runs, what has a fence is made by
+    /// the owner of its run.
+    pub(super) fn before(&mut self, model: &dyn Store, batch: &Batch, knows_numbers: bool) {
         self.pausing.clear();
-        if has_one_runner && batch.fence.is_some() {
+        if knows_numbers && batch.fence.is_some() {
             return;
         }
         for write in &batch.writes {

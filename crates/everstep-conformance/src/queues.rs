@@ -36,7 +36,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
 const KEEP: Duration = Duration::from_millis(1_000);
 const VISIBILITY: Duration = Duration::from_millis(100);
 
-fn item(payload: u8) -> NewItem {
+pub(super) fn item(payload: u8) -> NewItem {
     NewItem {
         queue: "thumbs".to_owned(),
         payload: vec![payload],

@@ -7,6 +7,9 @@ pub(super) struct Random {
     pub(super) seed: u64,
     /// What is decided by these instead of by the seed, until they are used up.
     pub(super) tape: Option<std::vec::IntoIter<u16>>,
+    /// Whether each store makes all batches in one life and with one runner. It then knows the last number
+    /// of every run; otherwise what is in its owner's memory may be unknown to it.
+    pub(super) knows_numbers: bool,
     pub(super) ids: RunIds,
     pub(super) runs: Vec<RunId>,
     /// The keys of operations that were made to wait for an event.
@@ -26,6 +29,7 @@ impl Random {
         Random {
             seed,
             tape: None,
+            knows_numbers: true,
             ids: RunIds::new(seed),
             runs: Vec::new(),
             subscribed: Vec::new(),
@@ -89,8 +93,7 @@ impl Random {
         }
         let fence = if self.one_in(30) { None } else { Some(fence) };
         let batch = Batch { fence, now, writes };
-        let has_one_runner = self.tape.is_none();
-        self.open_numbers.before(model, &batch, has_one_runner);
+        self.open_numbers.before(model, &batch, self.knows_numbers);
         batch
     }
 
@@ -285,11 +288,10 @@ impl Random {
         let is_running = row.as_ref().is_some_and(|row| row.status == RunStatus::Running);
         let (base, inbox_seq, generation) =
             row.map_or((0, 0, 1), |row| (row.last_number, row.inbox_seq, row.generation));
-        // With several runners it is open how exactly a store knows the last number of a run in its
-        // owner's memory, or of one that was paused there, and so whether it sees that one is left
-        // out.
+        // A store may not know the last number of a run in its owner's memory, or of one that was paused
+        // there, and then does not see that one is left out.
         let is_paused_open = self.open_numbers.is_open(id.no());
-        let is_open = (is_running && self.tape.is_some()) || is_paused_open;
+        let is_open = (is_running && !self.knows_numbers) || is_paused_open;
         let leaves_out = self.one_in(12) && !is_open;
         let base = base + u64::from(leaves_out);
         // A commit without numbers writes the row only where the last one was unknown.

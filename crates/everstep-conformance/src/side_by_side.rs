@@ -71,6 +71,7 @@ impl<'a> Stores<'a> {
     pub(super) fn new(stores: Vec<(&'static str, &'a dyn Store)>, random: Random) -> Stores<'a> {
         let epochs = stores.iter().map(|_| Epochs::default()).collect();
         let (fences, log) = (BTreeMap::new(), Vec::new());
+        let random = Random { knows_numbers: false, ..random };
         Stores { stores, random, now: START, fences, epochs, log }
     }
 

@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::oneshot;
@@ -99,8 +99,6 @@ pub(crate) enum Reply {
         #[expect(dead_code, reason = "held for its drop")]
         room: Room,
     },
-    /// Nobody.
-    Nobody,
 }
 
 /// What became of the commit of a run in memory.
@@ -191,8 +189,9 @@ impl CommitQueue {
         std::mem::take(&mut *self.list.lock())
     }
 
-    /// Everything that is queued; `None` once it is closed and empty.
-    fn take(&self) -> Option<Vec<Pending>> {
+    /// Everything that is queued, nothing if it is `until` before there is something; `None` once it is
+    /// closed and empty.
+    fn take(&self, until: Option<Instant>) -> Option<Vec<Pending>> {
         self.list.wait("writes", |list| {
             if !list.is_empty() {
                 self.in_hand.store(true, Ordering::Release);
@@ -202,14 +201,17 @@ impl CommitQueue {
                 self.ended.store(true, Ordering::Release);
                 return Break(None);
             }
-            Continue(None)
+            match until.is_some_and(|until| seam::now() >= until) {
+                true => Break(Some(Vec::new())),
+                false => Continue(until),
+            }
         })
     }
 }
 
 /// The thread that commits, until the queue is closed and empty.
 pub(crate) fn run(shared: &Shared) {
-    while let Some(mut queued) = shared.queue.take() {
+    while let Some(mut queued) = shared.queue.take(shared.next_look_at_clock()) {
         while !queued.is_empty() {
             let _committing = shared.queue.committing.lock("committing");
             seam::point("batch");
@@ -537,7 +539,6 @@ fn dispatch_error(shared: &Shared, batch: Batch, senders: Vec<Sender>, error: &A
                 }
                 owner.push(Event::ItemLost { run, error });
             }
-            Reply::Nobody => {}
         }
     }
     let writes = batch.writes.len();

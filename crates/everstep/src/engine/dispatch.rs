@@ -214,7 +214,7 @@ impl Round<'_> {
                 self.events[thread].push(Event::Settled(run, how));
             }
             Reply::Caller(caller) => self.callers.push((caller, outcome)),
-            Reply::Emitter { .. } | Reply::Nobody => {}
+            Reply::Emitter { .. } => {}
         }
     }
 

@@ -155,7 +155,8 @@ mod tests {
         };
         let batch = Batch { fence: None, now, writes: (0..500).map(emission).collect() };
         let sender = |_| {
-            let pending = Pending::new(Write::TendEvents { limit: 1 }, Reply::Nobody);
+            let reply = Reply::Owner { thread: 0, run: runs[0].no() };
+            let pending = Pending::new(Write::TendEvents { limit: 1 }, reply);
             pending.sender
         };
         let senders = (0..500).map(sender).collect();

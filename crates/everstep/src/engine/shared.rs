@@ -189,6 +189,18 @@ impl Shared {
         self.store.time().unwrap_or_else(|| self.steady_now())
     }
 
+    /// When the committer looks at the clock although there is nothing to write. In a client without an
+    /// engine nobody else does: a clock that was set would be noticed only when it is to be written, and
+    /// be followed some seconds after that.
+    pub(crate) fn next_look_at_clock(&self) -> Option<Instant> {
+        let goes_by_calendar = self.clock.as_virtual().is_none() && self.store.time().is_none();
+        if !self.threads.is_empty() || !goes_by_calendar {
+            return None;
+        }
+        self.steady_now();
+        seam::after(steady::CONFIRM)
+    }
+
     fn steady_now(&self) -> Timestamp {
         let mut steady = self.steady.lock();
         // Read behind the lock, so that looks follow each other in the order of their clocks.

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::{Engine, EngineBuilder};
 use crate::{
     client::Client,
+    commit::Target,
     ctx::Ctx,
     error::Result,
     run_id::RunId,
@@ -20,8 +21,9 @@ use crate::{
         self, Leaf, Process, Thread,
         sim::{self, Config, Fault, Report, SimProcess},
     },
-    store::{MemoryStore, StoreError},
+    store::{MemoryStore, Store as _, StoreError},
     testing::CrashingStore,
+    time::Timestamp,
     workflow::Workflow,
 };
 
@@ -156,6 +158,47 @@ fn assert_same<T: std::fmt::Debug + PartialEq>(seed: u64, one: &(Report, T), oth
 }
 
 const ORDER: Workflow<(), u64> = Workflow::new("order");
+
+/// A client without an engine was opened on a file while the clock was an hour ahead, and was idle when the
+/// clock was set right. It noticed that only with its next write, and believed it 5 s later: a run that it
+/// was to start in ten seconds was due in an hour.
+#[test]
+fn a_client_that_is_idle_while_the_clock_is_set_back_starts_its_next_run_in_time() {
+    let found: Arc<Leaf<Option<Duration>>> = Arc::default();
+    let noted = found.clone();
+    let config = Config { time_max: LEASE * 100, ..Config::default() };
+    let report = sim::simulate(7, config, move || {
+        let store = new_store();
+        store.migrate().expect("migrate");
+        let process = sim::new_process("client");
+        let ahead = |calendar_ahead_ms| sim::Clocks { calendar_ahead_ms, ..sim::Clocks::default() };
+        process.set_clocks(ahead(3_600_000));
+        let (sender, is_idle) = oneshot::channel();
+        let (go_on, goes_on) = oneshot::channel();
+        let (ended, has_ended) = oneshot::channel();
+        let noted = noted.clone();
+        process.spawn("work", move || {
+            let client = Client::on(store.clone()).expect("a client");
+            _ = sender.send(());
+            seam::block_on(goes_on, "the clock is set").expect("it is told");
+            let start = client.start(CHARGE, ()).after(Duration::from_secs(10));
+            let run = seam::block_on(start, "start").expect("it is started").id();
+            let row = store.run(&Target::Id(run)).expect("run").expect("it is there");
+            let now = Timestamp::from(sim::right_time());
+            *noted.lock() = row.available_at.map(|at| at.since(now));
+            drop(client);
+            _ = ended.send(());
+        });
+        seam::block_on(is_idle, "the client").expect("it is open");
+        process.set_clocks(ahead(0));
+        seam::sleep(Duration::from_secs(30), "the client is idle");
+        _ = go_on.send(());
+        seam::block_on(has_ended, "the client").expect("it has ended");
+    });
+    assert_eq!(report.failure, None);
+    let left = found.lock().take().expect("the run is due at some time");
+    assert!(left <= Duration::from_secs(10), "it is due in {left:?}");
+}
 
 /// How bad a storm is.
 #[derive(Clone, Copy)]

@@ -733,7 +733,8 @@ impl Worker {
                     && next == Next::Drop
                 {
                     let (epoch, write) = (task.epoch, Write::Commit(Box::new(commit)));
-                    self.out.push(Pending::under(epoch, write, Reply::Nobody));
+                    let reply = Reply::Owner { thread: self.index, run: id.no() };
+                    self.out.push(Pending::under(epoch, write, reply));
                 }
                 next
             }
@@ -1167,7 +1168,8 @@ impl Worker {
     fn put_away(&mut self, loaded: &LoadedRun, epoch: u64) {
         let commit = Commit { results_only: true, ..commit_unloaded(loaded, Patch::Keep) };
         let write = Write::Commit(Box::new(commit));
-        self.out.push(Pending::under(epoch, write, Reply::Nobody));
+        let (thread, run) = (self.index, loaded.row.id.no());
+        self.out.push(Pending::under(epoch, write, Reply::Owner { thread, run }));
     }
 
     fn cancel_without_code(&mut self, loaded: &LoadedRun, epoch: u64) {

@@ -16,8 +16,9 @@
 //! 3. In [`Store::commit`](super::Store::commit), call [`apply`], and commit the transaction. If
 //!    either fails, roll the transaction back and give the error.
 //! 4. Implement the reads of [`Store`](super::Store) over the same rows.
-//! 5. Run the crate `everstep-conformance` on it. [`MemoryStore`](super::MemoryStore) is a store that
-//!    uses nothing but what is public: a test of that crate compiles its source from outside.
+//! 5. Run the crate `everstep-conformance` on it: `run_all`, and `run_reopened` if its data outlives the
+//!    process. [`MemoryStore`](super::MemoryStore) is a store that uses nothing but what is public: a
+//!    test of that crate compiles its source from outside.
 //!
 //! # What holds for every method
 //!

@@ -110,8 +110,12 @@ pub fn is_completed_at(put: &Put, location: &str) -> bool {
 }
 
 /// The location of the operation that this entry says to have run out of time, and whether the code has
-/// taken that; `None` if it says something else.
+/// taken that; `None` if it says something else. An entry that a retry sets aside is a copy: its operation
+/// ran out of time in an earlier attempt of the run.
 pub fn timed_out_at(put: &Put) -> Option<(String, bool)> {
+    if put.key.starts_with(crate::location::keys::SET_ASIDE) {
+        return None;
+    }
     let entry = crate::history::decode_entry(&put.value).ok()?;
     let is_over = entry.status == EntryStatus::TimedOut;
     is_over.then(|| (crate::location::keys::describe(&put.key), entry.number.is_some()))
@@ -230,4 +234,40 @@ pub fn lent_postgres(url: &str) -> Result<PostgresStore, StoreError> {
 #[cfg(feature = "postgres")]
 pub fn lent_through_pooler(url: &str, pooler: &str) -> Result<PostgresStore, StoreError> {
     PostgresStore::lent_through_pooler(url, pooler)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        history::{Entry, EntryKind, EntryValue, encode_entry},
+        location::keys,
+        time::Timestamp,
+    };
+
+    /// A listen ran out of time, its run failed, and a message for it came before the run was retried. The
+    /// retry sets the entry of the listen aside. The simulation took this copy for the end of a wait over
+    /// a message that is there.
+    #[test]
+    fn an_entry_that_is_set_aside_is_no_new_timeout() {
+        let entry = Entry {
+            kind: EntryKind::Listen,
+            status: EntryStatus::TimedOut,
+            number: Some(1),
+            born: 0,
+            compensable: false,
+            attempts: 0,
+            deaths: 0,
+            created_at: Timestamp::default(),
+            started_at: None,
+            completed_at: Some(Timestamp::default()),
+            wake_at: None,
+            errors: Vec::new(),
+            value: EntryValue::None,
+        };
+        let (key, value) = (vec![0x15, 2, 2, b'a', 0], encode_entry(&entry));
+        let aside = keys::set_aside_key(2, &key);
+        assert_eq!(timed_out_at(&Put { key, value: value.clone() }), Some(("a".to_owned(), true)));
+        assert_eq!(timed_out_at(&Put { key: aside, value }), None);
+    }
 }

@@ -78,7 +78,12 @@ impl Worker {
                     self.unserved.remove(&run);
                 }
             }
-            Settled::Unknown | Settled::Overtaken => self.look_again(run),
+            Settled::Overtaken => self.look_again(run),
+            Settled::Unknown => {
+                self.look_again(run);
+                // It may have been a resume that was not made: then its row still says that it is paused.
+                self.reconsider(vec![run]);
+            }
             // The reason was told. It is tried again when other runners come, and by the next owner:
             // at once it would fail again.
             Settled::Rejected => {}

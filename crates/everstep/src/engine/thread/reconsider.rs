@@ -80,7 +80,8 @@ impl Worker {
             Verdict::Fits(_) => {
                 tracing::info!(run = %id, reason, "the run fits the code again and goes on");
                 let write = Write::Control(Target::Id(id), Control::Resume);
-                self.out.push(Pending::new(write, Reply::Nobody));
+                let (thread, run) = (self.index, id.no());
+                self.out.push(Pending::new(write, Reply::Owner { thread, run }));
             }
             Verdict::Differs(now) => {
                 tracing::warn!(run = %id, reason = now, "the run stays paused");

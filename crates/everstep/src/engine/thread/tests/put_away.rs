@@ -179,7 +179,8 @@ impl Line {
     fn end(&mut self, id: RunId) {
         let patch = Patch::Finish { status: RunStatus::Completed, output: None, error: None };
         let write = Write::Commit(Box::new(Commit::of_row(&self.row(id), patch)));
-        let pending = Pending::under(self.fence.epoch, write, Reply::Nobody);
+        let reply = Reply::Owner { thread: 0, run: id.no() };
+        let pending = Pending::under(self.fence.epoch, write, reply);
         committer::commit(&self.shared, vec![pending]);
     }
 
@@ -367,4 +368,69 @@ fn a_run_whose_commit_finds_another_generation_is_read_again() {
         assert!(!line.in_memory());
         line.until("the run to be read again", Line::in_memory);
     });
+}
+
+/// A run was paused in nobody's memory while it had a place under a limit, and its owner gave the place
+/// back in a write whose outcome was not known. The write was not made, nobody looked at the run again,
+/// and others waited for the place until somebody resumed the run.
+#[test]
+fn a_place_whose_return_has_an_unknown_outcome_is_given_back() {
+    for is_made in [false, true] {
+        let store = Arc::new(crate::testing::CrashingStore::counting(MemoryStore::new()));
+        let mut line = Line::new(store.clone(), "alone", None);
+        line.until("a place in line", |line| line.places() == (1, 1));
+        line.until("it to be quiet", |line| line.worker.out.is_empty());
+        assert_eq!(line.worker.make_cold(line.run.no()), crate::engine::mailbox::Leaves::Now);
+        let patch = Patch::Finish { status: RunStatus::Completed, output: None, error: None };
+        let ended = Commit::of_row(&line.row(line.holder), patch);
+        assert!(matches!(line.write(Write::Commit(Box::new(ended))), Outcome::Committed(_)));
+        line.control(Control::Pause);
+        assert_eq!(line.places(), (1, 0), "it keeps the place that it was given");
+        line.worker.handle(Event::Control(line.run.no(), Control::Pause));
+        let until = Instant::now() + std::time::Duration::from_secs(20);
+        while line.worker.out.is_empty() && Instant::now() < until {
+            line.handle();
+        }
+        assert_eq!(line.worker.out.len(), 1, "it gives the place back");
+        match is_made {
+            true => store.lose_next("commit", fixture::unknown),
+            false => store.fail_next("commit", fixture::unknown),
+        }
+        line.until("the place to be free", |line| line.places() == (0, 0));
+        assert_eq!(line.row(line.run).status, RunStatus::Paused);
+        line.control(Control::Resume);
+        line.worker.handle(Event::Control(line.run.no(), Control::Resume));
+        line.until("the end of the run", |line| line.row(line.run).status == RunStatus::Completed);
+    }
+}
+
+/// A run that no code fitted was paused, and a deploy brought the code that fits. The engine resumed the
+/// run in a write whose outcome was not known. It was not made, and the run stayed paused until the next
+/// takeover of its shard.
+#[test]
+fn a_run_whose_resume_by_new_code_has_an_unknown_outcome_is_resumed() {
+    for is_made in [false, true] {
+        let store = Arc::new(crate::testing::CrashingStore::counting(MemoryStore::new()));
+        let mut line = Line::new(store.clone(), "alone", None);
+        let holder = line.holder;
+        line.end(holder);
+        let run = line.ids.next(line.shared.now());
+        line.start(run, "holder");
+        let reason = crate::run::Halt::NeverQuiet.to_string();
+        let paused = Commit::of_row(&line.row(run), Patch::Pause { reason });
+        assert!(matches!(line.write(Write::Commit(Box::new(paused))), Outcome::Committed(_)));
+        line.until("the first run to end", |line| {
+            line.row(line.run).status == RunStatus::Completed
+        });
+        line.worker.handle(Event::Reconsider(vec![run.no()]));
+        let until = Instant::now() + std::time::Duration::from_secs(20);
+        while line.worker.out.is_empty() && Instant::now() < until {
+            line.handle();
+        }
+        match is_made {
+            true => store.lose_next("commit", fixture::unknown),
+            false => store.fail_next("commit", fixture::unknown),
+        }
+        line.until("the end of the run", |line| line.row(run).status == RunStatus::Completed);
+    }
 }
