@@ -68,6 +68,11 @@ impl Limit {
     /// This often in this time, over time. After a time without any, up to `count` are let in at
     /// once, and the next ones one by one; [`burst`](Limit::burst) makes that fewer.
     ///
+    /// It goes by the time of the store: with PostgreSQL that of the server, on a SQLite file that of the
+    /// machine. While two processes on a file show times that differ by more than 5 s (the clock was set, and
+    /// not all of them have followed it yet), another burst may be let in each time that the earlier and then
+    /// the later one asks. With `burst(1)` that is one more.
+    ///
     /// # Panics
     ///
     /// If one of them is 0: nobody would ever be let in, or everybody.

@@ -6,6 +6,7 @@ pub(crate) mod run_file;
 
 use super::{Client, ClientError, RunHandle};
 use crate::{
+    codec::payload,
     commit::{Imported, ImportedRun, InboxKind, RunStatus, Target, Write},
     history::{EntryKind, EntryStatus, decode_entry},
     location::keys,
@@ -100,6 +101,11 @@ fn check(run: &ImportedRun, history_entries_max: u64) -> Result<(), String> {
     if row.inbox_seq.max(row.last_number) > i64::MAX as u64 {
         return Err("the run has more messages or entries than there can be".to_owned());
     }
+    let payload = |what: &str, bytes: &[u8]| {
+        payload::check(bytes).map_err(|problem| format!("{what} cannot be read: {problem}"))
+    };
+    payload("the input", &row.input)?;
+    row.output.as_deref().map_or(Ok(()), |output| payload("the output", output))?;
     check_history(run, history_entries_max)?;
     let mut before = 0;
     for message in &run.inbox {
@@ -109,13 +115,15 @@ fn check(run: &ImportedRun, history_entries_max: u64) -> Result<(), String> {
         before = message.seq;
         if message.kind == InboxKind::Message {
             named("the message's name", &message.name)?;
+            payload("the body of a message", &message.body)?;
         } else if message.name.contains('\0') {
             return Err(format!("the name of message {} holds a zero byte", message.seq));
         }
     }
     let mut keys = HashSet::new();
-    for (key, _) in &run.state {
+    for (key, value) in &run.state {
         named("the name of a value", key)?;
+        payload("a value", value)?;
         if !keys.insert(key) {
             return Err(format!("the value `{key}` is there twice"));
         }
@@ -156,7 +164,8 @@ impl Client {
     ///
     /// If these bytes are not an exported run, or not a whole one, or there is a run with its id or its
     /// key: nothing is changed then. A file from elsewhere takes no more memory than some times its
-    /// length; whether its values can be decoded shows when they are used.
+    /// length. Its input, output, messages and values must be payloads; whether they fit the types of the code,
+    /// and whether a codec can open them, shows when they are used.
     pub async fn import(&self, file: impl AsRef<[u8]>) -> Result<RunHandle, ClientError> {
         let unreadable =
             |problem: String| ClientError::Decode { what: "the file".to_owned(), problem };

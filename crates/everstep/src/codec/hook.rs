@@ -220,6 +220,15 @@ pub(super) fn unopened(bytes: &[u8]) -> DecodeError {
     }
 }
 
+/// Whether these sealed bytes are in an envelope that is whole.
+///
+/// # Errors
+///
+/// If they are not.
+pub(super) fn check_envelope(bytes: &[u8]) -> Result<(), DecodeError> {
+    Envelope::read(bytes).map(drop)
+}
+
 struct Envelope<'a> {
     bound: bool,
     id: &'a str,

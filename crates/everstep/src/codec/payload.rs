@@ -64,6 +64,19 @@ pub(crate) fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeE
     }
 }
 
+/// Whether these bytes can be a payload: CBOR that is nested no deeper than any reader follows it, or
+/// sealed. What is sealed is known once its codec has opened it.
+///
+/// # Errors
+///
+/// If they cannot.
+pub(crate) fn check(bytes: &[u8]) -> Result<(), DecodeError> {
+    match super::hook::is_sealed(bytes) {
+        true => super::hook::check_envelope(bytes),
+        false => from_slice::<serde::de::IgnoredAny>(bytes).map(drop),
+    }
+}
+
 fn unreadable<T>(path: String, at: usize, problem: String) -> DecodeError {
     DecodeError::Payload { type_name: std::any::type_name::<T>(), path, at, problem }
 }

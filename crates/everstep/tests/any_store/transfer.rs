@@ -451,7 +451,21 @@ async fn a_hostile_file_is_refused_with_a_reason() {
     let mut hidden = file.clone();
     let name = file.windows(8).position(|bytes| bytes == b"checkout").unwrap();
     hidden[name] = 0x1B;
-    for (bytes, reason) in [(huge, "end too early"), (twice, "twice"), (hidden, "control")] {
+    // A value of 100 000 lists, each in the one before: it was found when somebody read it.
+    let mut nested = file[..state + 6].to_vec();
+    nested.extend([0xA1, 0x8D, 0x06]);
+    nested.extend([0x81; 100_000]);
+    nested.push(0xF6);
+    // An envelope of a codec that ends before it says which.
+    let mut sealed = file[..state + 6].to_vec();
+    sealed.extend([2, 0xFF, 1]);
+    for (bytes, reason) in [
+        (huge, "end too early"),
+        (twice, "twice"),
+        (hidden, "control"),
+        (nested, "too deeply nested"),
+        (sealed, "cannot be read"),
+    ] {
         let error = client.import(&bytes).await.unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }

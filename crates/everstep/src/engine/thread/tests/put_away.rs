@@ -1,21 +1,29 @@
-//! Runs that are paused and resumed by others while they stand in line for a limit: whatever their
-//! owner hears of it, and when, they are in its memory or have a row that somebody will wake.
+//! Runs that are paused and resumed by others while they stand in line for a limit, or wait for an event,
+//! a deferred, a child or a queue item: whatever their owner hears of it, and when, they are in its memory
+//! or have a row that somebody will wake.
 
 use super::*;
 use crate::{
     commit::{
-        Acquire, Batch, Delivery, Effect, LimitRule, NewRun, OnEnd, Outcome, Refusal, Target,
+        Acquire, Batch, ClaimItems, Delivery, Effect, LimitRule, NewRun, OnEnd, Outcome, QueueDone,
+        QueueWrite, Refusal, Settle, Settlement, Target,
     },
     ctx::Ctx,
+    deferred::Deferred,
     limit::Limit,
+    queue::Queue,
     registry::Registry,
     run::Definition,
     sabotage::Sabotage,
     store::MemoryStore,
-    workflow::WorkflowOptions,
+    workflow::{Workflow, WorkflowOptions},
 };
 
 const ONE: Limit = Limit::new("one").concurrency(1);
+const NEWS: crate::event::Event<()> = crate::event::Event::new("news");
+const HOPE: Deferred<()> = Deferred::new("hope");
+const TASKS: Queue<(), ()> = Queue::new("tasks");
+const CHILD: Workflow<(), ()> = Workflow::new("child");
 const RULE: LimitRule = LimitRule { concurrency: Some(1), rate: None };
 
 /// One engine thread on a store, driven by hand, with a run that is in line for the limit `one`.
@@ -31,7 +39,7 @@ struct Line {
     run: RunId,
     /// Lets the body of `slow` end.
     slow: Arc<tokio::sync::watch::Sender<bool>>,
-    _runtime: tokio::runtime::Runtime,
+    runtime: tokio::runtime::Runtime,
 }
 
 impl Line {
@@ -56,7 +64,20 @@ impl Line {
             }
         };
         let options = WorkflowOptions::new;
+        let parent = |ctx: Ctx, (): ()| async move { ctx.child(CHILD, ()).await };
+        let puts = |ctx: Ctx, (): ()| async move { ctx.enqueue(TASKS, &()).await };
         for definition in [
+            Definition::new("event", 1, options(), |ctx: Ctx, (): ()| {
+                ctx.event(NEWS).into_future()
+            }),
+            Definition::new("child", 1, options(), |ctx: Ctx, (): ()| {
+                ctx.event(NEWS).into_future()
+            }),
+            Definition::new("deferred", 1, options(), |ctx: Ctx, (): ()| {
+                ctx.deferred(HOPE).into_future()
+            }),
+            Definition::new("parent", 1, options(), parent),
+            Definition::new("puts", 1, options(), puts),
             Definition::new("alone", 1, options(), alone),
             Definition::new("branches", 1, options(), branches),
             Definition::new("holder", 1, options(), |_: Ctx, (): ()| async { Ok(()) }),
@@ -116,7 +137,7 @@ impl Line {
             fence,
             ids,
             slow,
-            _runtime: runtime,
+            runtime,
         };
         let (holder, run) = (line.holder, line.run);
         line.hold(holder);
@@ -224,6 +245,17 @@ impl Line {
         let until = Instant::now() + std::time::Duration::from_secs(20);
         while !is_so(self) {
             assert!(Instant::now() < until, "{} waits for {what}", self.store.describe());
+            self.commit();
+            std::thread::yield_now();
+        }
+    }
+
+    /// As [`until`](Line::until), with a look for due runs in between.
+    fn until_found(&mut self, what: &str, is_so: impl Fn(&Line) -> bool) {
+        let until = Instant::now() + std::time::Duration::from_secs(20);
+        while !is_so(self) {
+            assert!(Instant::now() < until, "{} waits for {what}", self.store.describe());
+            self.find_due();
             self.commit();
             std::thread::yield_now();
         }
@@ -432,5 +464,153 @@ fn a_run_whose_resume_by_new_code_has_an_unknown_outcome_is_resumed() {
             false => store.fail_next("commit", fixture::unknown),
         }
         line.until("the end of the run", |line| line.row(run).status == RunStatus::Completed);
+    }
+}
+
+/// When somebody else pauses and resumes a run that begins to wait, and when what it waits for comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// The owner looks at the paused run and learns what it saw after the resume and its own commit.
+    StaleLook,
+    /// The same, and the answer to the wait comes before the owner learns what it saw.
+    AnswerBeforeStaleLook,
+    /// The commit that begins the wait finds the run paused.
+    CommitOnPaused,
+    /// The answer comes while the run is paused, and the owner has heard of the pause.
+    AnswerWhilePaused,
+    /// The same, and the owner has heard of nothing.
+    AnswerUnheard,
+}
+
+const ORDERS: [Order; 5] = [
+    Order::StaleLook,
+    Order::AnswerBeforeStaleLook,
+    Order::CommitOnPaused,
+    Order::AnswerWhilePaused,
+    Order::AnswerUnheard,
+];
+
+impl Line {
+    /// What another process does that has no engine.
+    fn client(&self) -> crate::Client {
+        crate::Client::on(self.store.clone()).expect("a client")
+    }
+
+    /// What the run waits for comes, from another process.
+    fn answer(&self) {
+        let (client, run) = (self.client(), self.run);
+        match &*self.row(run).workflow {
+            "event" | "parent" => {
+                let published = self.runtime.block_on(client.publish(NEWS, &()).into_future());
+                published.expect("publish");
+            }
+            "deferred" => {
+                let resolved = client.run::<()>(run).deferred(HOPE).resolve(&());
+                self.runtime.block_on(resolved.into_future()).expect("resolve");
+            }
+            "puts" => self.work(),
+            other => unreachable!("`{other}` waits for nothing"),
+        }
+    }
+
+    /// A worker in another process takes the item and is done with it.
+    fn work(&self) {
+        let claim = uuid::Uuid::from_u128(5);
+        let wanted = ClaimItems {
+            queue: "tasks".to_owned(),
+            claim,
+            max: 1,
+            attempts_max: 3,
+            visibility: std::time::Duration::from_secs(60),
+            limit: None,
+        };
+        let claimed = self.write(Write::Queue(Box::new(QueueWrite::Claim(wanted))));
+        let Outcome::Queue(QueueDone::Claimed(claimed)) = claimed else {
+            panic!("{claimed:?}");
+        };
+        let [item] = &claimed.items[..] else { panic!("{claimed:?}") };
+        let settlement = Settlement::Done(vec![0xF6]);
+        let settle = Settle { item: item.item, claim, settlement };
+        let settled = self.write(Write::Queue(Box::new(QueueWrite::Settle(settle))));
+        assert_eq!(settled, Outcome::Queue(QueueDone::Settled(true)));
+    }
+
+    /// The look for due runs that each engine makes now and then, whatever hints were lost.
+    fn find_due(&mut self) {
+        let (now, all) = (self.shared.now(), ShardSet::of_default_pool());
+        let due = self.store.due(now, &all, None, 100).expect("due");
+        self.worker.handle(Event::Due { runs: due.runs, look: true });
+    }
+
+    /// Pauses and resumes the run around the commit with which it begins to wait.
+    fn pause_and_resume(&mut self, order: Order) {
+        self.handle();
+        assert_eq!(self.worker.out.len(), 1, "it begins to wait");
+        match order {
+            Order::StaleLook | Order::AnswerBeforeStaleLook => {
+                self.control(Control::Pause);
+                let looked = self.held_look();
+                self.control(Control::Resume);
+                self.commit();
+                if order == Order::AnswerBeforeStaleLook {
+                    self.commit();
+                    self.answer();
+                }
+                self.worker.handle(looked);
+                self.handle();
+            }
+            Order::CommitOnPaused => {
+                self.control(Control::Pause);
+                self.commit();
+                self.control(Control::Resume);
+            }
+            Order::AnswerWhilePaused => {
+                self.commit();
+                self.control(Control::Pause);
+                self.look();
+                self.commit();
+                self.answer();
+                self.control(Control::Resume);
+            }
+            Order::AnswerUnheard => {
+                self.commit();
+                self.control(Control::Pause);
+                self.answer();
+                self.control(Control::Resume);
+            }
+        }
+    }
+
+    /// Whether somebody waits for the answer in the store, so that it can be given.
+    fn is_awaited(&self) -> bool {
+        let row = self.row(self.run);
+        row.status == RunStatus::Sleeping && row.waiting.is_some()
+    }
+}
+
+/// A run in line for a limit that was paused and resumed while its owner committed hung for ever. The same
+/// is done to each other wait for something that somebody else gives.
+#[test]
+fn a_run_that_is_paused_and_resumed_as_it_begins_to_wait_hears_of_what_it_waits_for() {
+    for workflow in ["event", "deferred", "parent", "puts"] {
+        for order in ORDERS {
+            let test = |mut line: Line| {
+                line.pause_and_resume(order);
+                let what = format!("`{workflow}` after {order:?}");
+                if matches!(order, Order::StaleLook | Order::CommitOnPaused) {
+                    line.until(&format!("{what} to wait"), |line| {
+                        line.is_awaited() && line.worker.out.is_empty()
+                    });
+                    line.answer();
+                }
+                line.until_found(&format!("the end of {what}"), |line| {
+                    line.row(line.run).status == RunStatus::Completed
+                });
+            };
+            match order {
+                Order::StaleLook => Line::on_each_store(workflow, None, test),
+                _ => test(Line::new(Arc::new(MemoryStore::new()), workflow, None)),
+            }
+        }
     }
 }
