@@ -199,9 +199,7 @@ impl Migrate {
         }
         refuse_what_is_there(&source, &destination, &destination.look()?)?;
         refuse_runners(&source)?;
-        let attempt = Uuid::from_u128(
-            (u128::from(crate::seam::random()) << 64) | u128::from(crate::seam::random()),
-        );
+        let attempt = crate::seam::random_uuid();
         source.note(attempt, destination.name())?;
         self.reach("noted")?;
         source.lock()?;
