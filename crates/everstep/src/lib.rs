@@ -144,7 +144,7 @@ pub use history::{AttemptError, EntryKind, EntryStatus};
 pub use limit::Limit;
 pub use location::{Location, ParseLocationError, Segment};
 #[cfg(all(feature = "sqlite", feature = "postgres"))]
-pub use moving::{Migrate, MigrateError, MigrateProgress, MigrateStage, Migrated, migrate};
+pub use moving::{Migrate, MigrateError, MigrateProgress, Migrated, migrate};
 pub use name::NameError;
 pub use pool::{PoolNo, PoolRow};
 pub use queue::Queue;

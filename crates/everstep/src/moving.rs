@@ -68,6 +68,7 @@ pub fn migrate(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Migrate {
         from: from.as_ref().to_owned(),
         to: to.as_ref().to_owned(),
         progress: Box::new(|_| {}),
+        #[cfg(feature = "testing")]
         stop_after: None,
     }
 }
@@ -78,7 +79,9 @@ pub struct Migrate {
     from: PathBuf,
     to: PathBuf,
     progress: Box<dyn FnMut(MigrateProgress) + Send>,
-    stop_after: Option<MigrateStage>,
+    /// The stage at which a test lets the move die.
+    #[cfg(feature = "testing")]
+    stop_after: Option<&'static str>,
 }
 
 /// How far a move has come.
@@ -171,24 +174,6 @@ pub enum MigrateError {
     Interrupted,
 }
 
-/// The points at which a test may let a move die.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MigrateStage {
-    /// The attempt is noted in the file.
-    Noted,
-    /// The file is locked, and the database has its tables.
-    Begun,
-    /// The first page is copied.
-    FirstPage,
-    /// All pages are copied.
-    Copied,
-    /// The copy is durable.
-    Committed,
-    /// The file is closed.
-    Closed,
-}
-
 impl Migrate {
     /// Calls `report` whenever some rows were copied, from a thread of its own.
     pub fn progress(mut self, report: impl FnMut(MigrateProgress) + Send + 'static) -> Migrate {
@@ -196,9 +181,11 @@ impl Migrate {
         self
     }
 
-    /// Dies there.
+    /// Lets the move die right after a stage: `noted`, `begun`, `first page`, `copied`, `committed` or
+    /// `closed`.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
-    pub fn stop_after(mut self, stage: MigrateStage) -> Migrate {
+    pub fn stop_after(mut self, stage: &'static str) -> Migrate {
         self.stop_after = Some(stage);
         self
     }
@@ -212,11 +199,9 @@ impl Migrate {
         }
         refuse_what_is_there(&source, &destination, &destination.look()?)?;
         refuse_runners(&source)?;
-        let attempt = Uuid::from_u128(
-            (u128::from(crate::seam::random()) << 64) | u128::from(crate::seam::random()),
-        );
+        let attempt = crate::seam::random_uuid();
         source.note(attempt, destination.name())?;
-        self.reach(MigrateStage::Noted)?;
+        self.reach("noted")?;
         source.lock()?;
         // From here on nobody comes to the file; somebody may have, just before.
         refuse_runners(&source)?;
@@ -224,11 +209,11 @@ impl Migrate {
             return Err(MigrateError::Interrupted);
         }
         let rows = self.copy(&source, &destination)?;
-        self.reach(MigrateStage::Copied)?;
+        self.reach("copied")?;
         destination.commit(attempt, &source.name())?;
-        self.reach(MigrateStage::Committed)?;
+        self.reach("committed")?;
         source.close(attempt, destination.name())?;
-        take_charge(&source, &destination, attempt, || self.reach(MigrateStage::Closed))?;
+        take_charge(&source, &destination, attempt, || self.reach("closed"))?;
         Ok(Migrated { from: source.name(), to: destination.name().to_owned(), rows })
     }
 
@@ -256,7 +241,7 @@ impl Migrate {
             refuse_what_is_there(source, destination, &destination.look()?)?;
             return Err(MigrateError::Interrupted);
         }
-        self.reach(MigrateStage::Begun)?;
+        self.reach("begun")?;
         let mut rows = 0;
         for table in &tables {
             let differs = |what: String| MigrateError::Differs {
@@ -271,7 +256,7 @@ impl Migrate {
             source.read::<MigrateError>(table, |page| {
                 rows += destination.put(table, page)?;
                 (self.progress)(MigrateProgress { table: table.name.clone(), rows, total });
-                self.reach(MigrateStage::FirstPage)
+                self.reach("first page")
             })?;
             if rows - before != table.rows {
                 let copied = rows - before;
@@ -283,12 +268,14 @@ impl Migrate {
         Ok(rows)
     }
 
-    fn reach(&self, stage: MigrateStage) -> Result<(), MigrateError> {
-        if self.stop_after != Some(stage) {
-            return Ok(());
+    /// Fails if a test lets the move die after this stage.
+    fn reach(&self, _stage: &str) -> Result<(), MigrateError> {
+        #[cfg(feature = "testing")]
+        if self.stop_after == Some(_stage) {
+            let store = format!("a move that stops after `{_stage}`");
+            return Err(StoreError::Closed { store }.into());
         }
-        let store = format!("a move that stops after {stage:?}");
-        Err(StoreError::Closed { store }.into())
+        Ok(())
     }
 }
 

@@ -4,15 +4,13 @@
 //! is written leaves with the commit, in one more. Only what nobody could foresee (who waits for an
 //! event, the parent of a run that ends) is read in between.
 
-use std::{
-    collections::HashSet,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashSet, sync::Mutex};
 
 use super::{
     ahead::{self, Asked, absent},
     error::{CHANGED, Trouble},
     known::{self, Keys, Known, KnownRow, Learned, Revision, WrittenBy},
+    lock,
     locks::{Lock, Named},
     queues,
     runs::keys_of_batch,
@@ -80,10 +78,6 @@ impl Terms<'_> {
             false => Keys::Unknown,
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(super) struct Applier<'a> {

@@ -9,7 +9,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
@@ -25,6 +25,7 @@ use uuid::Uuid;
 use super::{
     dial::{Line, Servers},
     error::{LANE_CLOSED, Trouble},
+    lock,
     session::{Answer, Op, Port},
     value::{BadValue, PgRow, Row, Value, params},
 };
@@ -341,10 +342,6 @@ pub(super) struct Unsettled {
     session: ServerSession,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Conn {
     pub(super) fn open(route: &Arc<Route>, limits: Limits) -> Result<Conn, Trouble> {
         let of_task = Arc::clone(route);
@@ -355,12 +352,7 @@ impl Conn {
             line: Arc::new(line),
             statements: Arc::default(),
             route: Arc::clone(route),
-            lane: Lane {
-                id: Uuid::from_u128(
-                    (u128::from(crate::seam::random()) << 64) | u128::from(crate::seam::random()),
-                ),
-                last: AtomicU64::new(0),
-            },
+            lane: Lane { id: crate::seam::random_uuid(), last: AtomicU64::new(0) },
             identity: Identity { system: String::new(), timeline: String::new() },
             time: None,
             limits,

@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,6 +20,7 @@ use super::{
     conn::{Route, block, runtime},
     dial::Line,
     error::Trouble,
+    lock,
     locks::fnv,
 };
 use crate::{run_id::RunNo, store::WakeFn};
@@ -85,17 +86,11 @@ impl Drop for Wakes {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Wakes {
     pub(super) fn new(route: &Arc<Route>) -> Wakes {
         let schema = fnv(route.schema.bytes());
         Wakes {
-            me: Uuid::from_u128(
-                (u128::from(crate::seam::random()) << 64) | u128::from(crate::seam::random()),
-            ),
+            me: crate::seam::random_uuid(),
             channel: format!("everstep_{schema:016x}"),
             route: Arc::clone(route),
             listeners: Mutex::default(),
