@@ -24,6 +24,10 @@ use crate::{
 /// How many lives are lived at most to make one smaller.
 const LIVES_MAX: usize = 600;
 
+/// What a time becomes. Longer than the shortest that an engine accepts of any setting: without engines no
+/// run ends, and that would be taken for the broken promise.
+const SHORT_NANOS: u32 = 10_000_000;
+
 /// How many seeds a smaller plan is tried with.
 const SEEDS: u64 = 3;
 
@@ -184,7 +188,7 @@ fn gather(value: &Value, at: &str, edits: &mut Vec<Edit>) {
             // None is a length that something would have to be longer than.
             let is_free = !at.starts_with("/lease") && !at.starts_with("/sky/");
             if is_free || at == "/sky/latency_max" {
-                let short = serde_json::json!({ "secs": 0, "nanos": 1_000_000 });
+                let short = serde_json::json!({ "secs": 0, "nanos": SHORT_NANOS });
                 if *value != short && value["secs"].as_u64() != Some(0) {
                     edits.push(Edit::Set { place: at.to_owned(), value: short });
                 }
@@ -257,6 +261,29 @@ fn is_time(value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A life was made smaller by a visibility of a millisecond, which no engine accepts: none started, no
+    /// run ended, and that was the promise that the life had broken.
+    #[test]
+    fn engines_accept_every_time_that_is_made_short() {
+        crate::fleet::pin_to_core(0);
+        let drawn = (0..).map(Plan::draw);
+        let plan = drawn.into_iter().find(|plan| plan.queue.is_some()).expect("some have one");
+        let mut value = serde_json::to_value(&plan).expect("a plan is always JSON");
+        let all = edits(&value);
+        let times = all.iter().filter(|edit| match edit {
+            Edit::Set { value, .. } => is_time(value),
+            _ => false,
+        });
+        for edit in times {
+            value = edit.apply(&value).expect("its place is there");
+        }
+        let plan: Plan = serde_json::from_value(value).expect("times alone were changed");
+        let options = Options { trace: Trace::Events, ..Options::default() };
+        let trace = life::live(plan, options).report.trace;
+        assert!(trace.contains("the engine has started"));
+        assert!(!trace.contains("the engine does not start: Settings"), "{trace}");
+    }
 
     /// A promise that a life breaks whenever it has a second program that listens, whatever else there is.
     #[test]

@@ -68,10 +68,11 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         ledger.violate(Promise::SimulationGoesOn, failure.clone());
     }
     if let Some(ending) = &left.ending {
-        let Replayed { finals, carries, shown } = replay(plan, ledger, ending);
+        let Replayed { finals, carries, shown, ended } = replay(plan, ledger, ending);
         let pasts = pasts(ledger, ending, &finals, &carries);
         let data = &left.server.data;
-        let judgement = Judgement { plan, ledger, ending, data, finals, carries, pasts, shown };
+        let judgement =
+            Judgement { plan, ledger, ending, data, finals, carries, pasts, shown, ended };
         judgement.check_seen();
         judgement.check_values();
         judgement.check_told();
@@ -86,10 +87,8 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         judgement.check_imported();
         judgement.check_children();
         ledger.check_turns();
-        if !judgement.is_operated() {
-            judgement.check_events();
-            judgement.check_deferreds();
-        }
+        judgement.check_events();
+        judgement.check_deferreds();
     }
     let mut violations = std::mem::take(&mut ledger.book().violations);
     let passed_over = left.server.passed_over.lock();
@@ -109,18 +108,29 @@ type Carries = BTreeMap<RunId, u64>;
 /// What the last generation of each run gives out in a cold replay.
 type AllShown = BTreeMap<RunId, Vec<Shown>>;
 
+/// A cold replay of one run.
+struct Cold {
+    stays: Vec<Arc<Stay>>,
+    /// Whether its code has come to its end. One that has failed without a step to blame may not: of the
+    /// rollbacks after its last completion, a replay does not know which were those of a race.
+    has_ended: bool,
+}
+
 /// What cold replays come to.
 #[derive(Default)]
 struct Replayed {
     finals: Finals,
     carries: Carries,
     shown: AllShown,
+    /// The runs whose code comes to its end.
+    ended: BTreeSet<RunId>,
 }
 
 fn replay(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Replayed {
     let mut all = Replayed::default();
     for run in &ending.runs {
-        let stays = replay_file(plan, ledger, &run.row, &run.file);
+        let Cold { stays, has_ended } = replay_file(plan, ledger, &run.row, &run.file);
+        all.ended.extend(has_ended.then_some(run.row.id));
         let taken = stays.last().map(|stay| stay.all_taken());
         all.finals.insert(run.row.id, taken.unwrap_or_default());
         let before = (run.row.id, run.row.generation.saturating_sub(1));
@@ -137,7 +147,7 @@ fn replay(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Replayed {
 }
 
 /// The stays of a run in a cold replay of this file, by the code that has brought it so far.
-fn replay_file(plan: &Plan, ledger: &Ledger, row: &RunRow, file: &[u8]) -> Vec<Arc<Stay>> {
+fn replay_file(plan: &Plan, ledger: &Ledger, row: &RunRow, file: &[u8]) -> Cold {
     let cold = Ledger::new(None, true);
     let last = ledger.book().stays.iter().rev().find(|stay| stay.run == row.id).cloned();
     let code = Arc::new(Code {
@@ -152,11 +162,13 @@ fn replay_file(plan: &Plan, ledger: &Ledger, row: &RunRow, file: &[u8]) -> Vec<A
     });
     let code = move |ctx, order: Order| perform(code.clone(), ctx, order);
     let replayed = testing::replay(file).against_fn(PERFORM.version(row.version), code);
+    let has_ended = replayed.as_ref().is_ok_and(|replayed| replayed.ended);
     if let Err(error) = replayed {
         let what = format!("a cold replay of run {}: {error}", row.id);
         ledger.violate(Promise::ReplayIsExact, what);
     }
-    cold.book().stays.clone()
+    let stays = cold.book().stays.clone();
+    Cold { stays, has_ended }
 }
 
 /// What the code of each run has taken, and in which generation.
@@ -214,17 +226,21 @@ pub(super) struct Judgement<'a> {
     /// The finals, and what replays jump over.
     pub(super) pasts: Pasts,
     shown: AllShown,
+    ended: BTreeSet<RunId>,
 }
 
 impl Judgement<'_> {
-    /// Whether operators have done more to runs than to let them wait: what such a run has seen of events
-    /// and deferreds, or not any more, is not followed.
-    fn is_operated(&self) -> bool {
-        let book = self.ledger.book();
-        let asked = [Request::Cancel, Request::Retry, Request::Delete];
-        let is_asked = asked.into_iter().any(|request| book.requests.was_ever_asked(request));
+    /// Whether what a run has taken may be gone, or there twice: with a deleted run, in an attempt that was
+    /// set aside, or taken over by a fork.
+    pub(super) fn may_be_forgotten(&self) -> bool {
+        let is_deleted = self.ledger.book().requests.was_ever_asked(Request::Delete);
         let mut runs = self.ending.runs.iter();
-        is_asked || runs.any(|run| is_fork(&run.row) || run.row.attempts > 1)
+        is_deleted || runs.any(|run| is_fork(&run.row) || run.row.attempts > 1)
+    }
+
+    /// Whether a run has done by itself, and once, what it has taken.
+    pub(super) fn is_original(&self, run: RunId) -> bool {
+        self.row(run).is_some_and(|row| !is_fork(row) && row.attempts == 1)
     }
 
     /// The operations whose item is a dead letter.
@@ -448,7 +464,7 @@ impl Judgement<'_> {
                 self.violate(Promise::ToldStaysTrue, what);
                 continue;
             };
-            let stays = replay_file(self.plan, self.ledger, row, &file);
+            let Cold { stays, .. } = replay_file(self.plan, self.ledger, row, &file);
             let taken = stays.last().map(|stay| stay.all_taken()).unwrap_or_default();
             if taken != self.finals[&run] {
                 let what = format!("run {run} has taken {taken:?} before it was imported");
@@ -572,9 +588,9 @@ impl Judgement<'_> {
         })
     }
 
-    /// How often a message may be there: a run that is tried again sends again what it had sent after
-    /// what is made fresh.
-    fn times_sent(&self, message: &str) -> usize {
+    /// How often a message or an event may be there: a run that is tried again sends and publishes again
+    /// what it had after what is made fresh.
+    pub(super) fn times_sent(&self, message: &str) -> usize {
         let sender = message.split_once('.').and_then(|(run, _)| run.parse::<RunId>().ok());
         match sender.map(|run| self.row(run)) {
             Some(Some(row)) => row.attempts as usize,
@@ -609,7 +625,8 @@ impl Judgement<'_> {
                 continue;
             }
             let (shown, taken) = (&self.shown[&id], &self.finals[&id]);
-            self.ledger.check_shown(&run.row, shown, taken);
+            let is_whole = self.ended.contains(&id);
+            self.ledger.check_shown(&run.row, shown, taken, is_whole);
         }
     }
 

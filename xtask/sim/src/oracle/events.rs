@@ -6,7 +6,7 @@ use everstep::{ClientError, Resolved, RunId, Token, store::Store};
 
 use super::{
     Promise,
-    ending::Judgement,
+    ending::{Judgement, is_fork},
     ledger::{Got, Ledger, Place, Taken, note},
 };
 use crate::work::events::{EVENTS, NEWS, goes_to_one};
@@ -171,15 +171,19 @@ impl Judgement<'_> {
             self.check_is_for(&news, it);
         }
         self.check_once(&news, &seen);
-        self.check_none_is_lost(&seen);
-        for (run, past) in &self.pasts {
+        if !self.may_be_forgotten() {
+            self.check_none_is_lost(&seen);
+        }
+        for (run, past) in self.pasts.iter().filter(|(run, _)| self.is_original(**run)) {
             self.check_not_missed(&news, *run, past);
         }
     }
 
+    /// What a fork has seen may be taken over from another run.
     fn seen(&self) -> Vec<Seen<'_>> {
         let mut seen = Vec::new();
-        for (run, past) in &self.pasts {
+        let is_fork = |run| self.row(run).is_some_and(is_fork);
+        for (run, past) in self.pasts.iter().filter(|(run, _)| !is_fork(**run)) {
             for (generation, taken) in past {
                 if let Got::Event { event, matching, body: Some(body) } = &taken.got {
                     let (event, matching) = (*event, *matching);
@@ -211,7 +215,8 @@ impl Judgement<'_> {
     fn check_once(&self, news: &News, seen: &[Seen<'_>]) {
         for (index, one) in seen.iter().enumerate() {
             for other in &seen[index + 1..] {
-                if one.body != other.body {
+                // A run that is tried again publishes again.
+                if one.body != other.body || self.times_sent(one.body) > 1 {
                     continue;
                 }
                 let is_same = match goes_to_one(one.event) {
