@@ -433,6 +433,9 @@ impl Run {
             core.go_live();
             return true;
         };
+        if core.state.borrow_mut().pass_removed() {
+            return true;
+        }
         let op = core.op_at(&key);
         let why = match op {
             None => "does not make, or has dropped",
