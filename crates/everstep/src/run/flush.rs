@@ -368,7 +368,7 @@ impl Run {
         Some(self.build(Patch::Keep, CommitKind::Results, Scope::Results))
     }
 
-    /// Leaves of what is not stored yet only what bodies gave, as if nobody had taken it.
+    /// Leaves of what is not stored yet only what bodies and gates gave, as if nobody had taken it.
     ///
     /// What the code did when it took them (a reply, a state, a message that it consumed) cannot
     /// be written now. Without the numbers it is done when the run goes on.
@@ -390,13 +390,14 @@ impl Run {
             }
         }
         for (key, mut entry) in entries {
-            let has_body = matches!(
+            // The way that a gate has led to a body goes with its result.
+            let is_kept = matches!(
                 entry.kind,
-                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction
+                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction | EntryKind::Version
             );
             let ended = entry.status != EntryStatus::Running;
             // What was made after a number that is not stored is made again.
-            if has_body && ended && entry.born <= stored {
+            if is_kept && ended && entry.born <= stored {
                 entry.number = entry.number.filter(|number| *number <= stored);
                 let value = encode_entry(&entry);
                 self.flush.unsent.push(Put { key, value });

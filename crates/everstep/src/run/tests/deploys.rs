@@ -295,6 +295,31 @@ fn a_gate_that_is_reached_in_a_replay_keeps_the_old_way() {
     deploy_everywhere(code, life, check);
 }
 
+/// A run was paused while the body of a step ran to which a gate had let it. The result was recorded, the
+/// gate was not: the next time the gate took the result for that of code without a gate and led the old
+/// way, on which nobody makes the step.
+#[test]
+fn a_gate_is_recorded_with_the_result_to_which_it_has_led() {
+    let code = || {
+        workflow(|ctx: Ctx| async move {
+            if ctx.version("gate", 2) >= 2 {
+                tell(&ctx, "new")?;
+                work(&ctx.scope("new"), "extra").await?;
+            }
+            tell(&ctx, "zero")?;
+            work(&ctx, "last").await
+        })
+    };
+    let mut owner = Owner::start(code());
+    owner.settle();
+    owner.run().drain(true);
+    owner.finish("new/extra");
+    owner.finish_all();
+    assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
+    assert_eq!(hands::starts(), ["new/extra", "last"]);
+    assert_eq!(told(&owner), ["new", "zero"]);
+}
+
 /// A removed operation that has not ended leaves a mark of its own kind, so that the code before the change
 /// does not take it for one that is to be made.
 #[test]
