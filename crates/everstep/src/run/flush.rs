@@ -296,8 +296,9 @@ impl Run {
         );
         let origins = error.origins();
         let pauses = self.pauses_on_failure() && failure.kind != FailureKind::Rollback;
-        // A run that is resumed needs it even without any: its code has given up its waits.
-        if pauses || !origins.is_empty() {
+        // A run that is resumed needs it even without any: its code has given up its waits. And a replay of
+        // an end with rollbacks needs the number: some of them belong to races that the code has lost.
+        if pauses || !origins.is_empty() || self.has_rolled_back() {
             let taken = self.core.state.borrow().taken;
             let put = Put { key: keys::failure_origins(), value: encode_origins(taken, origins) };
             self.flush.unsent.push(put);
@@ -346,6 +347,11 @@ impl Run {
     fn has_compensations(&self) -> bool {
         let st = self.core.state.borrow();
         to_compensate(&st.history).next().is_some()
+    }
+
+    fn has_rolled_back(&self) -> bool {
+        let st = self.core.state.borrow();
+        st.history.iter().any(|(key, _)| key.starts_with(keys::ROLLBACKS))
     }
 
     fn roll_back(&mut self, ending: RunStatus, error: Option<Vec<u8>>) -> Sent {
@@ -870,6 +876,11 @@ pub(super) struct Origins {
     pub(super) taken: u64,
     /// The keys of the entries.
     pub(super) keys: Vec<Vec<u8>>,
+}
+
+/// Whether a failure came from operations, and not from the workflow's own code.
+pub(crate) fn names_origins(bytes: &[u8]) -> bool {
+    decode_origins(bytes).is_some_and(|origins| !origins.keys.is_empty())
 }
 
 pub(super) fn decode_origins(bytes: &[u8]) -> Option<Origins> {
