@@ -63,7 +63,7 @@ mod gated {
             _ => ctx.step("pay", async || Ok("paid".to_owned())).await?,
         };
         // Orders that have it in their history go on without it.
-        ctx.removed("announce", EntryKind::Step);
+        ctx.removed("announce", EntryKind::Step).await?;
         ctx.listen::<()>("packed").await?;
         ctx.step("ship", async || Ok(())).await?;
         Ok(format!("{item}: {paid}"))

@@ -47,6 +47,7 @@ pub(crate) mod map;
 pub(crate) mod operation;
 pub(crate) mod publish;
 pub(crate) mod race;
+pub(crate) mod removed;
 pub(crate) mod repeat;
 pub(crate) mod rollback;
 pub(crate) mod send;
@@ -250,7 +251,7 @@ impl Ctx {
         self.core().check_outside_body(what)?;
         let bytes = encode(self.core(), value, Whose::Runs, what)?;
         let mut st = self.core().state.borrow_mut();
-        if !st.is_stored(&self.scope.key) {
+        if !st.quiet_effects {
             st.set_state.retain(|(other, _)| other != key);
             st.set_state.push((key.to_owned(), bytes));
         }
@@ -287,7 +288,7 @@ impl Ctx {
     fn change_tag(&self, name: &str, value: Option<String>) -> Result<()> {
         self.core().check_outside_body(|| format!("a change of the tag `{name}`"))?;
         let mut st = self.core().state.borrow_mut();
-        if !st.is_stored(&self.scope.key) {
+        if !st.quiet_effects {
             let name = name.to_owned();
             st.effects.push(Effect::Tag { name, value });
         }
@@ -296,8 +297,12 @@ impl Ctx {
 
     /// Which of several ways this run goes: gates a change to the code under running work.
     ///
-    /// Gives `latest`, unless the run had already gone past this place with code that had no gate
-    /// here: then it gives 1. What it gave is recorded and stays.
+    /// Gives `latest`, unless the run had come to this place with code that had no gate here: then it gives
+    /// 1, even if that code has recorded nothing since. What the gate gave is recorded and stays. This holds
+    /// in branches of a join, of a race and of a `select!`, too.
+    ///
+    /// The way of 1 must be what the code was without the gate. A run of which nothing is recorded begins
+    /// anew and goes the new way.
     ///
     /// ```
     /// # use everstep::prelude::*;
@@ -312,17 +317,8 @@ impl Ctx {
             return latest.max(1);
         }
         match self.claim(EntryKind::Version, change) {
-            Ok(op) => self.core().gate(op.id, &self.scope.key, latest.max(1)),
+            Ok(op) => self.core().gate(op.id, latest.max(1)),
             Err(_) => latest.max(1),
-        }
-    }
-
-    /// Names an operation that the code used to make here and no longer does, so that runs which
-    /// have it in their history go on. Everything below it is passed over too.
-    pub fn removed(&self, name: &str, kind: EntryKind) {
-        if check_name(name).is_ok() && !self.refuses_in_body("ctx.removed", name) {
-            let (key, _) = self.next_key(name);
-            self.core().mark_removed(&key, &self.scope.key, kind);
         }
     }
 
@@ -333,6 +329,11 @@ impl Ctx {
 
     /// Claims the next location of this name.
     pub(crate) fn claim(&self, kind: EntryKind, name: &str) -> Claim {
+        self.claim_by(name, |core, key| core.claim(kind, key))
+    }
+
+    /// Claims the next location of this name for the operation that `make` makes there.
+    fn claim_by(&self, name: &str, make: impl FnOnce(&Rc<Core>, Key) -> Op) -> Claim {
         if let Err(error) = check_name(name) {
             return Err(Some(Error::fatal(error)));
         }
@@ -343,7 +344,7 @@ impl Ctx {
         if let Some(before) = before {
             self.core().warn_if_open(before, &key);
         }
-        let op = self.core().claim(kind, key);
+        let op = make(self.core(), key);
         if let Some(used) = self.scope.names.borrow_mut().get_mut(name) {
             used.last = Some(op.id);
         }

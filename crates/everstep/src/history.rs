@@ -106,13 +106,13 @@ impl History {
         Some(slot)
     }
 
-    /// Claims everything at or below the key, for nobody.
-    pub(crate) fn claim_subtree(&mut self, key: &[u8]) {
+    /// Claims everything at or below the key, and the rollbacks of it, for nobody.
+    pub(crate) fn claim_parts(&mut self, key: &[u8]) {
         if self.unclaimed == 0 {
             return;
         }
         for (other, slot) in &mut self.slots {
-            if !slot.claimed && keys::is_under(other, key) {
+            if !slot.claimed && keys::is_part(other, key) {
                 slot.claimed = true;
                 self.unclaimed -= 1;
             }
@@ -134,12 +134,6 @@ impl History {
         // The least one, so that the same history always names the same entry.
         let under = unclaimed.by_ref().filter(|(other, _)| keys::is_under(other, key));
         under.map(|(other, _)| other).min()
-    }
-
-    /// Whether an entry that nobody has claimed was made when so many completions were taken, or later.
-    pub(crate) fn any_unclaimed_since(&self, taken: u64) -> bool {
-        let is_later = |slot: &Slot| !slot.claimed && slot.entry.born >= taken;
-        self.unclaimed > 0 && self.slots.values().any(is_later)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&Key, &Slot)> {

@@ -122,6 +122,7 @@ pub use ctx::{
     operation::Until,
     publish::Publish,
     race::{First2, First3, First4, First5, First6, First7, First8, Race, Won},
+    removed::Removed,
     repeat::Repeat,
     rollback::Rollback,
     send::{Send, ToTarget},

@@ -48,7 +48,7 @@ pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
 pub(crate) use definition::{Definition, RunEnd, RunFuture};
-pub(crate) use flush::{Next, WAITS_IN_ROW};
+pub(crate) use flush::{Next, WAITS_IN_ROW, names_origins};
 pub(crate) use limits::is_at_gate;
 pub(crate) use load::{RunSeed, SUSPECT_AFTER, commit_unloaded, highest_number};
 pub(crate) use mended::is_mended_by_deploy;
@@ -433,6 +433,9 @@ impl Run {
             core.go_live();
             return true;
         };
+        if core.state.borrow_mut().pass_removed() {
+            return true;
+        }
         let op = core.op_at(&key);
         let why = match op {
             None => "does not make, or has dropped",

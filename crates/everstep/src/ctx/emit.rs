@@ -319,7 +319,7 @@ impl Core {
         if st.mode == Mode::Collect {
             return;
         }
-        st.emit_mark = st.emit_mark.next(st.taken_by_code);
+        st.emit_mark = st.emit_mark.next(st.taken);
         if st.emit_mark > st.emitted {
             st.effects.push(Effect::Emit(Box::new(emit)));
         }

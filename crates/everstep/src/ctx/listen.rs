@@ -99,7 +99,7 @@ impl<T> Message<T> {
         self.core.check_outside_body(what)?;
         let body = encode(&self.core, answer, Whose::Others, what)?;
         let mut st = self.core.state.borrow_mut();
-        if let (Some(request), false) = (self.request, st.is_answer_stored()) {
+        if let (Some(request), false) = (self.request, st.quiet_effects) {
             st.effects.push(Effect::Reply { request, body });
         }
         Ok(())

@@ -113,6 +113,20 @@ listed! {
 }
 
 impl EntryKind {
+    /// Whether an operation of this kind ends without a number: the code goes on with that of something
+    /// below it, or at once.
+    pub(crate) const fn is_structure(self) -> bool {
+        matches!(
+            self,
+            EntryKind::Join
+                | EntryKind::Map
+                | EntryKind::Race
+                | EntryKind::Attempt
+                | EntryKind::Repeat
+                | EntryKind::Version
+        )
+    }
+
     /// What an operation of this kind waits for, if it registers with the store and is then handed
     /// an answer.
     pub(crate) const fn answered_by(self) -> Option<InboxKind> {

@@ -140,6 +140,12 @@ pub(crate) fn is_under(key: &[u8], ancestor: &[u8]) -> bool {
     rest.is_some_and(|rest| rest.first() != Some(&PAST_ELEMENTS))
 }
 
+/// Whether `key` is `ancestor`, below it, or the rollback of what is.
+pub(crate) fn is_part(key: &[u8], ancestor: &[u8]) -> bool {
+    let undone = key.strip_prefix(ROLLBACKS).zip(ancestor.strip_prefix(HISTORY));
+    is_under(key, ancestor) || undone.is_some_and(|(key, ancestor)| is_under(key, ancestor))
+}
+
 /// Each iteration on the path of `key`, outermost first: the length of the key of its loop, which
 /// `key` begins with, and the number of the iteration.
 pub(crate) fn loop_iterations_of(key: &[u8]) -> impl Iterator<Item = (usize, u64)> + '_ {

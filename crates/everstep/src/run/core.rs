@@ -285,15 +285,9 @@ pub(crate) struct State {
     /// Whether what the code does besides operations is known to be durable already: true from
     /// loading a run that has made a commit of its own until it is live.
     pub(crate) quiet_effects: bool,
-    /// The scopes in which replayed code has gone further than the code that made the history: past an
-    /// operation that was removed and that the run had stood in, or past a gate that is new to it.
-    ahead: Vec<Key>,
     /// The highest number that was taken.
     pub(crate) taken: u64,
-    /// The highest number that an operation has taken: below `taken` only while what comes right
-    /// after it was removed from the code. What is made now was made somewhere in between.
-    pub(crate) taken_by_code: u64,
-    /// The recorded numbers whose operations were removed from the code.
+    /// The recorded numbers below composites that were removed from the code: nobody takes them.
     removed: FastSet<u64>,
     /// When the last completion that was taken had ended.
     taken_at: Timestamp,
@@ -606,7 +600,7 @@ impl Core {
             listen: None,
             limit: None,
         });
-        let (mode, taken, earliest) = (st.mode, st.taken, st.taken_by_code);
+        let (mode, taken) = (st.mode, st.taken);
         let claimed = Op { core: self.clone(), id };
         let Some(slot) = st.history.claim(&key, id) else {
             return claimed;
@@ -618,12 +612,7 @@ impl Core {
         if recorded.kind != kind {
             let (recorded, code) = (recorded.kind, kind);
             st.first_halt(Halt::AnotherKind { at: Core::location(&key), recorded, code });
-        } else if check_born
-            && !(earliest..=taken).contains(&recorded.born)
-            // It was made right after an operation that is removed from the code, so it is made now,
-            // before the results that other branches took until that had ended.
-            && !st.removed.contains(&recorded.born)
-        {
+        } else if check_born && recorded.born != taken {
             let recorded = recorded.born;
             let at = Core::location(&key);
             st.first_halt(Halt::Moved { at, recorded, code: taken });

@@ -296,8 +296,9 @@ impl Run {
         );
         let origins = error.origins();
         let pauses = self.pauses_on_failure() && failure.kind != FailureKind::Rollback;
-        // A run that is resumed needs it even without any: its code has given up its waits.
-        if pauses || !origins.is_empty() {
+        // A run that is resumed needs it even without any: its code has given up its waits. And a replay of
+        // an end with rollbacks needs the number: some of them belong to races that the code has lost.
+        if pauses || !origins.is_empty() || self.has_rolled_back() {
             let taken = self.core.state.borrow().taken;
             let put = Put { key: keys::failure_origins(), value: encode_origins(taken, origins) };
             self.flush.unsent.push(put);
@@ -348,6 +349,11 @@ impl Run {
         to_compensate(&st.history).next().is_some()
     }
 
+    fn has_rolled_back(&self) -> bool {
+        let st = self.core.state.borrow();
+        st.history.iter().any(|(key, _)| key.starts_with(keys::ROLLBACKS))
+    }
+
     fn roll_back(&mut self, ending: RunStatus, error: Option<Vec<u8>>) -> Sent {
         self.flush.ending = Some(ending);
         self.flush.error.clone_from(&error);
@@ -368,7 +374,7 @@ impl Run {
         Some(self.build(Patch::Keep, CommitKind::Results, Scope::Results))
     }
 
-    /// Leaves of what is not stored yet only what bodies gave, as if nobody had taken it.
+    /// Leaves of what is not stored yet only what bodies and gates gave, as if nobody had taken it.
     ///
     /// What the code did when it took them (a reply, a state, a message that it consumed) cannot
     /// be written now. Without the numbers it is done when the run goes on.
@@ -390,13 +396,14 @@ impl Run {
             }
         }
         for (key, mut entry) in entries {
-            let has_body = matches!(
+            // The way that a gate has led to a body goes with its result.
+            let is_kept = matches!(
                 entry.kind,
-                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction
+                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction | EntryKind::Version
             );
             let ended = entry.status != EntryStatus::Running;
             // What was made after a number that is not stored is made again.
-            if has_body && ended && entry.born <= stored {
+            if is_kept && ended && entry.born <= stored {
                 entry.number = entry.number.filter(|number| *number <= stored);
                 let value = encode_entry(&entry);
                 self.flush.unsent.push(Put { key, value });
@@ -869,6 +876,11 @@ pub(super) struct Origins {
     pub(super) taken: u64,
     /// The keys of the entries.
     pub(super) keys: Vec<Vec<u8>>,
+}
+
+/// Whether a failure came from operations, and not from the workflow's own code.
+pub(crate) fn names_origins(bytes: &[u8]) -> bool {
+    decode_origins(bytes).is_some_and(|origins| !origins.keys.is_empty())
 }
 
 pub(super) fn decode_origins(bytes: &[u8]) -> Option<Origins> {

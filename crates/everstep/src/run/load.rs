@@ -405,12 +405,13 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
     flush.stored_number = highest;
 }
 
-/// Whether this may have been stored without what the code had set before: the result of a body that
-/// nobody has taken.
+/// Whether this may have been stored without what the code had set before: a gate, or the result of a
+/// body that nobody has taken.
 fn is_bare_result(entry: &Entry) -> bool {
     let has_body =
         matches!(entry.kind, EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction);
-    has_body && entry.status.is_terminal() && entry.number.is_none()
+    let is_untaken = entry.status.is_terminal() && entry.number.is_none();
+    is_untaken && (has_body || entry.kind == EntryKind::Version)
 }
 
 /// The iterations that each loop has begun, in order, by the key of the loop.

@@ -9,6 +9,7 @@ mod again;
 mod barrier;
 mod compensation;
 mod concurrency;
+mod deploys;
 mod divergence;
 mod hands;
 mod inside_body;

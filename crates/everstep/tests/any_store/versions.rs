@@ -402,7 +402,7 @@ async fn gated(ctx: Ctx, n: u32, calls: Calls) -> Result<u32> {
         .await?
     };
     let more: u32 = ctx.listen("go").await?;
-    ctx.removed("ship", EntryKind::Step);
+    ctx.removed("ship", EntryKind::Step).await?;
     ctx.listen::<()>("really").await?;
     Ok(charged + more)
 }

@@ -399,7 +399,7 @@ async fn version_and_removed() {
     let report = crash!(["version"], |ctx, n| {
         let first = ctx.version("change", 3);
         noted(&ctx, "a", n).await?;
-        ctx.removed("gone", EntryKind::Step);
+        ctx.removed("gone", EntryKind::Step).await?;
         let second = ctx.version("change", 4);
         ctx.sleep("nap", hours(1)).await?;
         Ok(json!([first, second]))

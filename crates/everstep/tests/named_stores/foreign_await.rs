@@ -68,8 +68,10 @@ where
         let again = async || -> Result<()> { Err(Error::fatal("a completed step ran again")) };
         ctx.step("before", again).await?;
         // What the broken code had begun is gone from the mended code, and is named.
-        ctx.removed("never", everstep::EntryKind::Listen);
-        ctx.removed("body", everstep::EntryKind::Step);
+        let never = ctx.removed("never", everstep::EntryKind::Listen);
+        let body = ctx.removed("body", everstep::EntryKind::Step);
+        never.await?;
+        body.await?;
         Ok(2)
     });
     let mended = mended.start().await.unwrap();

@@ -269,7 +269,7 @@ async fn preflight_finds_a_panic_and_a_foreign_await() {
     assert!(needy.provide(7_u64).preflight().await.unwrap().is_clean());
     let foreign = Engine::on(store.clone()).register_fn(WORK, |ctx: Ctx, ()| async move {
         ctx.step("one", async || Ok(())).await?;
-        ctx.removed("never", everstep::EntryKind::Listen);
+        _ = ctx.removed("never", everstep::EntryKind::Listen);
         std::future::pending().await
     });
     let found = foreign.preflight().await.unwrap();

@@ -204,7 +204,7 @@ impl<'a> Stage<'a> {
     async fn removed(&self, op: &StepOp) -> Result<()> {
         let name = format!("step-{}", op.id);
         match self.code.is_changed {
-            true => self.ctx.removed(&name, EntryKind::Step),
+            true => self.ctx.removed(&name, EntryKind::Step).await?,
             false => _ = self.outcome(op, &name).await?,
         }
         Ok(())

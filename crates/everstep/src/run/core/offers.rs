@@ -81,7 +81,7 @@ impl Core {
         }
         let completed_at = slot.entry.completed_at;
         let value = read(&slot.entry);
-        (st.taken, st.taken_by_code) = (number, number);
+        st.taken = number;
         if let Some(at) = completed_at {
             st.taken_at = st.taken_at.max(at);
         }
@@ -91,7 +91,6 @@ impl Core {
         } else {
             // Replayed and handed out: only what must be found again stays in memory.
             self.forget_if_done(st, &key);
-            st.pass_removed();
         }
         if let Some(op) = st.ops.get_mut(id) {
             op.phase = Phase::Taken;
@@ -131,14 +130,6 @@ impl Core {
     pub(crate) fn forget_if_done(&self, st: &mut State, key: &[u8]) {
         let done = st.history.get(key).is_some_and(|slot| {
             let entry = &slot.entry;
-            let structure = matches!(
-                entry.kind,
-                EntryKind::Join
-                    | EntryKind::Map
-                    | EntryKind::Race
-                    | EntryKind::Attempt
-                    | EntryKind::Repeat
-            );
             // A rollback must be remembered, so that nothing is compensated twice.
             let rollback = entry.kind == EntryKind::Rollback;
             let rollback = rollback && !self.env.settings.breaks(Sabotage::ForgetRollbacks);
@@ -147,7 +138,7 @@ impl Core {
                 && !entry.compensable
                 && !rollback
                 && entry.status.is_terminal()
-                && (entry.number.is_some() || structure || entry.kind == EntryKind::Version)
+                && (entry.number.is_some() || entry.kind.is_structure())
         });
         if done {
             st.history.remove(key);
@@ -201,15 +192,19 @@ impl State {
         self.available.iter().any(|id| open(&id))
     }
 
-    /// Passes over the next recorded completions if their operations were removed from the code.
-    pub(super) fn pass_removed(&mut self) {
-        while let Some((number, _)) = self.replay.front() {
-            if !self.removed.remove(number) {
-                return;
-            }
-            self.taken = *number;
-            self.replay.pop_front();
+    /// Passes over the next recorded completion if it was taken inside of a composite that was removed
+    /// from the code; whether it was.
+    pub(crate) fn pass_removed(&mut self) -> bool {
+        let Some((number, key)) = self.replay.front() else { return false };
+        if !self.removed.remove(number) {
+            return false;
         }
+        self.taken = *number;
+        let slot = self.history.get(key);
+        let completed_at = slot.and_then(|slot| slot.entry.completed_at).unwrap_or_default();
+        self.taken_at = self.taken_at.max(completed_at);
+        self.replay.pop_front();
+        true
     }
 
     /// Notes that the code has taken a completion: bodies that start from now on may see it.

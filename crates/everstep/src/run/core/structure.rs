@@ -1,15 +1,15 @@
 //! What gives a run its structure and has no body: composites, the iterations of a loop, version
 //! gates, operations that were removed from the code, and rollbacks that are kept.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, rc::Rc};
 
-use super::{Core, Mode, Next, Phase, State};
+use super::{Core, Mode, Next, Op, Phase};
 use crate::{
     ctx::rollback::Undo,
     error::{Error, Failure, FailureKind},
-    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, OpId},
+    history::{EntryKind, EntryStatus, EntryValue, Key, OpId, Slot},
     location::keys,
-    run::{Halt, load::to_compensate},
+    run::load::to_compensate,
 };
 
 impl Core {
@@ -126,7 +126,11 @@ impl Core {
     }
 
     /// The version that a gate gives here: see [`crate::Ctx::version`].
-    pub(crate) fn gate(&self, id: OpId, scope: &[u8], latest: u32) -> u32 {
+    ///
+    /// What was recorded here counts. Without that, a gate that is reached in a replay was passed by code
+    /// that had none here: the same code does the same with the same completions. It need not have recorded
+    /// anything since.
+    pub(crate) fn gate(&self, id: OpId, latest: u32) -> u32 {
         let st = &mut *self.state.borrow_mut();
         let Some(op) = st.ops.get(id) else {
             return latest;
@@ -136,43 +140,82 @@ impl Core {
         {
             return version;
         }
-        // Code without this gate has gone past it if it made something after it in this scope. Where the
-        // scope ends with the gate (a branch of a join), it has if it took a later completion, or made
-        // anything with those that are taken by now.
-        let is_past = st.is_past(scope);
-        let version = if is_past { 1 } else { latest };
+        let version = if st.mode == Mode::Live { latest } else { 1 };
         if st.mode != Mode::Collect {
             let entry = op.ended(self.now(), EntryValue::Version(version));
             st.insert_entry(id, entry);
         }
-        if !is_past {
-            st.go_ahead(scope);
-        }
         version
     }
 
-    /// An operation that the code no longer makes: whatever is recorded at or below the key is
-    /// passed over.
-    pub(crate) fn mark_removed(&self, key: &Key, scope: &[u8], kind: EntryKind) {
+    /// Makes an operation that stands for one of `kind` which the code no longer makes, and for all below
+    /// that.
+    ///
+    /// It takes the recorded completion of the other one in its turn. A composite has no number: the
+    /// completion with which it ended is the last one below it. What has neither is given up once the run
+    /// is live: see [`Core::activate_removed`].
+    pub(crate) fn claim_removed(self: &Rc<Self>, kind: EntryKind, key: Key) -> Op {
+        let recorded = self.state.borrow().history.get(&key).map(|slot| slot.entry.kind);
+        let made = match recorded {
+            None | Some(EntryKind::Removed) => EntryKind::Removed,
+            Some(_) => kind,
+        };
+        let claimed = self.claim(made, key.clone());
         let st = &mut *self.state.borrow_mut();
-        if let Some(slot) = st.history.get(key) {
-            let recorded = slot.entry.kind;
-            if recorded != kind && recorded != EntryKind::Removed {
-                let at = Core::location(key);
-                st.first_halt(Halt::AnotherKind { at, recorded, code: kind });
-                return;
+        st.history.claim_parts(&key);
+        let mut last = None;
+        for (number, of) in st.replay.iter_mut() {
+            if *of != key && keys::is_part(of, &key) {
+                st.removed.insert(*number);
+                last = Some((*number, of));
             }
         }
-        let was_passed = st.history.get(key).map(|slot| was_passed(&slot.entry));
-        st.history.claim_subtree(key);
-        // Without an entry, the run may have stood in the body of a step, which is recorded late. If it
-        // had not, what its code has set here is set once more, to the same values.
-        if !was_passed.unwrap_or_else(|| st.is_past(scope)) {
-            st.go_ahead(scope);
+        let slot = st.history.get(&key).map(|slot| &slot.entry);
+        if slot.is_some_and(|it| it.kind.is_structure() && it.status.is_terminal()) {
+            if let Some((number, of)) = last {
+                st.removed.remove(&number);
+                *of = key;
+            } else if let Some(op) = st.ops.get_mut(claimed.id) {
+                op.phase = Phase::Taken;
+            }
         }
-        let numbers = st.replay.iter().filter(|(_, next)| keys::is_under(next, key));
-        st.removed.extend(numbers.map(|(number, _)| *number));
-        st.pass_removed();
+        claimed
+    }
+
+    /// An operation that the code no longer makes has not ended, and the run is live: it is given up, with
+    /// what it has registered, and that is recorded in its place.
+    pub(crate) fn activate_removed(&self, id: OpId) {
+        let st = &mut *self.state.borrow_mut();
+        if Core::adopt_terminal(st, id) {
+            return;
+        }
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.kind = EntryKind::Removed;
+        let key = op.key.clone();
+        let is_open = |slot: &Slot| !slot.entry.status.is_terminal();
+        let parts = st.history.iter();
+        let parts = parts.filter(|(other, slot)| keys::is_under(other, &key) && is_open(slot));
+        let mut parts: Vec<(Key, EntryKind)> =
+            parts.map(|(part, slot)| (part.clone(), slot.entry.kind)).collect();
+        parts.sort_by(|(one, _), (other, _)| one.cmp(other));
+        for (part, kind) in &parts {
+            if *kind == EntryKind::Step {
+                // Whether it was under a limit is not recorded; if it was not, the store does nothing.
+                st.leave_limit(part, Phase::Awaiting { wake_at: None });
+            }
+            st.abandon(part);
+        }
+        let Some((op, slot)) = st.ensure_entry(id) else { return };
+        op.phase = Phase::Ready;
+        slot.entry = op.ended(self.now(), EntryValue::None);
+        st.touch(&key);
+        st.advance(false);
+        st.make_available(id);
+    }
+
+    /// Whether the code has taken the end of this operation, or need not wait for it.
+    pub(crate) fn is_over(&self, id: OpId) -> bool {
+        self.op(id, |op| op.phase == Phase::Taken).unwrap_or(false)
     }
 
     /// Keeps the rollback of a step that has one.
@@ -228,51 +271,4 @@ impl Core {
     pub(crate) fn continue_as(&self, next: Next) {
         self.state.borrow_mut().continuing.get_or_insert(next);
     }
-}
-
-impl State {
-    /// Whether the code that made the history has gone past this place of the scope, which it has no entry
-    /// of.
-    fn is_past(&self, scope: &[u8]) -> bool {
-        self.history.any_unclaimed(scope).is_some()
-            || !self.replay.is_empty()
-            || self.history.any_unclaimed_since(self.taken_by_code)
-    }
-
-    /// Notes that the code goes further in this scope than the code that made the history.
-    fn go_ahead(&mut self, scope: &[u8]) {
-        if self.mode == Mode::Replay && !self.ahead.iter().any(|other| **other == *scope) {
-            self.ahead.push(Key::from(scope));
-        }
-    }
-
-    /// Whether what the code sets now, in this scope, is known to be stored. Behind the last recorded
-    /// completion, code that is ahead in one scope may have brought the others further, too: what waits
-    /// for a branch of a join goes on when the branch ends.
-    pub(crate) fn is_stored(&self, scope: &[u8]) -> bool {
-        let is_ahead = |ahead: &Key| self.replay.is_empty() || keys::is_under(scope, ahead);
-        self.quiet_effects && !self.ahead.iter().any(is_ahead)
-    }
-
-    /// Whether an answer that the code gives now is known to be stored. Its scope is not known; the store
-    /// keeps the first answer, so that one too many changes nothing.
-    pub(crate) fn is_answer_stored(&self) -> bool {
-        self.quiet_effects && self.ahead.is_empty()
-    }
-}
-
-/// Whether the code that made this entry has gone on after its operation: it has taken the result, or the
-/// operation has none to take.
-fn was_passed(entry: &Entry) -> bool {
-    let is_structure = matches!(
-        entry.kind,
-        EntryKind::Join
-            | EntryKind::Map
-            | EntryKind::Race
-            | EntryKind::Attempt
-            | EntryKind::Repeat
-            | EntryKind::Version
-            | EntryKind::Removed
-    );
-    entry.number.is_some() || (is_structure && entry.status.is_terminal())
 }

@@ -127,3 +127,31 @@ fn a_race_compensates_all_iterations_of_a_loop_that_lost_also_after_a_crash() {
         assert_eq!(undone(), ["book2", "book1", "book0"], "cold: {cold}");
     }
 }
+
+/// The last that a run had taken before its own code failed was the rollback of a race's loser. A replay of
+/// the ended run took that for one of those at the end, which the code has not seen, and stood in the race.
+#[cfg(feature = "testing")]
+#[test]
+fn a_replay_of_a_failed_run_goes_past_the_rollbacks_of_its_races() {
+    use crate::run::trial::{Verdict, try_run};
+    let definition = workflow(|ctx: Ctx| async move {
+        let arms = vec![
+            branch("x", async |ctx: Ctx| {
+                work(&ctx, "loser").await?;
+                ctx.sleep("long", Duration::from_secs(86_400)).await.map(drop)
+            }),
+            branch("y", async |ctx: Ctx| {
+                ctx.sleep("short", Duration::from_secs(1)).await.map(drop)
+            }),
+        ];
+        ctx.race("race", arms).await?;
+        Err::<(), _>(Error::fatal("by its own code"))
+    });
+    for cold in [false, true] {
+        let owner = play(&definition, &["race/x/loser"], cold);
+        assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Failed)));
+        assert_eq!(undone(), ["loser"]);
+        let verdict = try_run(owner.loaded(), definition.clone(), owner.env.clone());
+        assert!(matches!(&verdict, Verdict::Fits(it) if it.ended), "{verdict:?}");
+    }
+}

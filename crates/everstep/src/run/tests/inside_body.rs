@@ -118,7 +118,7 @@ fn whatever_replay_would_not_do_again_is_refused_inside_of_a_body() {
         assert!(why.contains(what), "{why}");
         assert!(crate::run::is_mended_by_deploy(&why), "{why}");
     }
-    let removed = used(|ctx| ctx.removed("old", EntryKind::Step));
+    let removed = used(|ctx| _ = ctx.removed("old", EntryKind::Step));
     assert!(removed.is_some_and(|why| why.contains("`ctx.removed` of `old`")));
 }
 
