@@ -138,8 +138,9 @@ impl Core {
         }
         // Code without this gate has gone past it if it made something after it in this scope. Where the
         // scope ends with the gate (a branch of a join), it has if it took a later completion, or made
-        // anything with those that are taken by now.
-        let is_past = st.is_past(scope);
+        // anything with those that are taken by now. An item has no entry: the stored mark of the last one shows
+        // how far the code went.
+        let is_past = st.is_past(scope) || st.has_emitted_further();
         let version = if is_past { 1 } else { latest };
         if st.mode != Mode::Collect {
             let entry = op.ended(self.now(), EntryValue::Version(version));
@@ -237,6 +238,13 @@ impl State {
         self.history.any_unclaimed(scope).is_some()
             || !self.replay.is_empty()
             || self.history.any_unclaimed_since(self.taken_by_code)
+    }
+
+    /// Whether the code that made the history has emitted an item that this code has not come to. Code is
+    /// polled until it is quiet before its items are stored, so it had passed every place that is reached
+    /// with the same completions.
+    fn has_emitted_further(&self) -> bool {
+        self.emit_mark.next(self.taken_by_code) <= self.emitted
     }
 
     /// Notes that the code goes further in this scope than the code that made the history.
