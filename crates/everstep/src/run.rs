@@ -48,7 +48,7 @@ pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
 pub(crate) use definition::{Definition, RunEnd, RunFuture};
-pub(crate) use flush::{Next, WAITS_IN_ROW, names_origins};
+pub(crate) use flush::{Next, WAITS_IN_ROW, decode_origins};
 pub(crate) use limits::is_at_gate;
 pub(crate) use load::{RunSeed, SUSPECT_AFTER, commit_unloaded, highest_number};
 pub(crate) use mended::is_mended_by_deploy;

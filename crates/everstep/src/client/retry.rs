@@ -4,7 +4,7 @@ use super::{ClientError, RunHandle};
 use crate::{
     commit::{Outcome, Reopen, RunStatus, Target, Write},
     location::keys,
-    run::names_origins,
+    run::decode_origins,
     run_id::RunId,
     store::{RunRow, Store, StoreError},
 };
@@ -31,8 +31,9 @@ pub(super) fn reopening(
     let origins = keys::failure_origins();
     let before = [origins[0], origins[1] - 1, 0xFF];
     let next = store.history(id.no(), Some(&before), 1)?;
-    let failure = next.first().filter(|put| put.key == origins);
-    if failure.is_none_or(|put| !names_origins(&put.value)) {
+    let found = next.first().filter(|put| put.key == origins);
+    let found = found.and_then(|put| decode_origins(&put.value));
+    if found.is_none_or(|origins| origins.keys.is_empty()) {
         return Ok(Err(wrong(
             &row,
             "its error was made by the workflow's own code, so it would be made again; deploy \

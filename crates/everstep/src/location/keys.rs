@@ -53,7 +53,8 @@ pub struct KeyRange {
     pub end: Vec<u8>,
 }
 
-/// The key of the list of entries that the last failure of the run came from.
+/// The key of where the code of a run that has failed, or is rolled back, has ended: see
+/// [`crate::run::decode_origins`].
 pub(crate) fn failure_origins() -> Vec<u8> {
     vec![0x15, 8]
 }

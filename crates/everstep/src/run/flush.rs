@@ -259,6 +259,7 @@ impl Run {
             },
             End::Cancel => {
                 if self.flush.cancel_rollback && self.has_compensations() {
+                    self.note_end(&[]);
                     return self.roll_back(RunStatus::Cancelled, None);
                 }
                 (RunStatus::Cancelled, None, None)
@@ -296,13 +297,7 @@ impl Run {
         );
         let origins = error.origins();
         let pauses = self.pauses_on_failure() && failure.kind != FailureKind::Rollback;
-        // A run that is resumed needs it even without any: its code has given up its waits. And a replay of
-        // an end with rollbacks needs the number: some of them belong to races that the code has lost.
-        if pauses || !origins.is_empty() || self.has_rolled_back() {
-            let taken = self.core.state.borrow().taken;
-            let put = Put { key: keys::failure_origins(), value: encode_origins(taken, origins) };
-            self.flush.unsent.push(put);
-        }
+        self.note_end(origins);
         if let Some(at) = self.next_run_attempt(&error) {
             let attempts = self.core.facts.attempts + 1;
             let waiting =
@@ -322,6 +317,13 @@ impl Run {
             return Ok(self.roll_back(RunStatus::Failed, Some(encoded)));
         }
         Err(encoded)
+    }
+
+    /// Records where the code has ended: see [`Origins`].
+    fn note_end(&mut self, origins: &[Box<[u8]>]) {
+        let taken = self.core.state.borrow().taken;
+        let put = Put { key: keys::failure_origins(), value: encode_origins(taken, origins) };
+        self.flush.unsent.push(put);
     }
 
     /// When the run as a whole is tried again, by its workflow's own policy.
@@ -347,11 +349,6 @@ impl Run {
     fn has_compensations(&self) -> bool {
         let st = self.core.state.borrow();
         to_compensate(&st.history).next().is_some()
-    }
-
-    fn has_rolled_back(&self) -> bool {
-        let st = self.core.state.borrow();
-        st.history.iter().any(|(key, _)| key.starts_with(keys::ROLLBACKS))
     }
 
     fn roll_back(&mut self, ending: RunStatus, error: Option<Vec<u8>>) -> Sent {
@@ -859,8 +856,7 @@ fn keep_last(puts: Vec<Put>) -> Vec<Put> {
 /// The format of [`encode_origins`].
 const ORIGINS_VERSION: u16 = 1;
 
-/// What a retry of the run needs to know about its failure: the highest number that was taken
-/// before it, and the keys of the entries that it came from. A 2-byte version, then BARE.
+/// [`Origins`] as they are stored: a 2-byte version, then BARE.
 fn encode_origins(taken: u64, origins: &[Box<[u8]>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut writer = bare::Writer::new(&mut bytes);
@@ -870,20 +866,17 @@ fn encode_origins(taken: u64, origins: &[Box<[u8]>]) -> Vec<u8> {
     bytes
 }
 
-/// Where a failure came from.
-pub(super) struct Origins {
-    /// The highest number that was taken before it.
+/// Where the code of a run that has failed, or is cancelled with rollback, has ended. A retry of the run
+/// makes fresh what its error came from. The rollbacks above `taken` are those at the end of the run; the
+/// others were made by races.
+pub(crate) struct Origins {
+    /// The highest number that the code had taken.
     pub(super) taken: u64,
-    /// The keys of the entries.
-    pub(super) keys: Vec<Vec<u8>>,
+    /// The keys of the entries that its error came from. None if the code made the error itself.
+    pub(crate) keys: Vec<Vec<u8>>,
 }
 
-/// Whether a failure came from operations, and not from the workflow's own code.
-pub(crate) fn names_origins(bytes: &[u8]) -> bool {
-    decode_origins(bytes).is_some_and(|origins| !origins.keys.is_empty())
-}
-
-pub(super) fn decode_origins(bytes: &[u8]) -> Option<Origins> {
+pub(crate) fn decode_origins(bytes: &[u8]) -> Option<Origins> {
     let mut reader = bare::Reader::new(bytes);
     if reader.u16().ok()? != ORIGINS_VERSION {
         return None;

@@ -118,8 +118,8 @@ pub(crate) fn fork(
     let records = Records::decode(&loaded.history)
         .map_err(|halt| ForkProblem::Undecodable(halt.to_string()))?;
     let mut entries = records.entries;
-    let origins =
-        Origins { taken: last_taken(&entries), keys: where_to_fork(&entries, from, results)? };
+    let taken = records.origins.map_or_else(|| last_number(&entries), |origins| origins.taken);
+    let origins = Origins { taken, keys: where_to_fork(&entries, from, results)? };
     if origins.keys.is_empty() {
         return Ok(Forked::default());
     }
@@ -127,8 +127,7 @@ pub(crate) fn fork(
     let fresh = load::make_fresh(&mut entries, &origins, 0);
     entries.retain(|_, entry| stands_in_another_run(entry));
     put_in(&mut entries, edited, &origins, fresh.lowest)?;
-    let last_number = entries.values().filter_map(|entry| entry.number).max();
-    let last_number = last_number.unwrap_or(0);
+    let last_number = last_number(&entries);
     let row = &loaded.row;
     let parent = records.lineage.as_ref();
     let lineage = Lineage::extended(parent, row.id, row.created_at, last_number + 1);
@@ -141,11 +140,9 @@ pub(crate) fn fork(
     Ok(Forked { history, last_number })
 }
 
-/// The highest number that the code has taken. What was rolled back after it was rolled back
-/// because the run ended.
-fn last_taken(entries: &FastMap<Key, Entry>) -> u64 {
-    let code = entries.iter().filter(|(key, _)| key.starts_with(keys::HISTORY));
-    code.filter_map(|(_, entry)| entry.number).max().unwrap_or(0)
+/// The highest number of these.
+fn last_number(entries: &FastMap<Key, Entry>) -> u64 {
+    entries.values().filter_map(|entry| entry.number).max().unwrap_or(0)
 }
 
 /// The keys of what is not taken over.

@@ -142,8 +142,8 @@ impl RunSeed {
 /// The entries of a run, decoded.
 pub(super) struct Records {
     pub(super) entries: FastMap<Key, Entry>,
-    /// The keys that the last failure came from, if the run is to be tried again.
-    origins: Option<Origins>,
+    /// Where the code has ended, if the run has failed, is rolled back or is to be tried again.
+    pub(super) origins: Option<Origins>,
     /// The last item of the workflow's own code that is in its stream.
     emitted: Mark,
     /// Of a fork.

@@ -110,24 +110,16 @@ impl Run {
 
 /// Takes back how a run has ended, so that its code is replayed up to there.
 ///
-/// The rollbacks at its end are nothing that its code has taken. Those that a race has made of its
-/// losers come before, and stay. A run that has completed has no others. Of one that has not, those
-/// stay that come before something else that the code has taken or made, or before the number that its
-/// failure was recorded with; after that nothing depends on them. What an earlier attempt of the run has
-/// set aside has numbers of its own, and is not looked at.
+/// The rollbacks at its end are nothing that its code has taken. They have numbers above the one that its
+/// end was recorded with. Those that a race has made of its losers come before, and stay; a run without
+/// that record has no others.
 fn forget_end(loaded: &mut LoadedRun) {
-    let has_completed = loaded.row.status == RunStatus::Completed;
     (loaded.row.status, loaded.row.ending) = (RunStatus::Running, None);
+    let origins = keys::failure_origins();
+    let end = loaded.history.iter().find(|put| put.key == origins);
+    let taken = end.and_then(|put| decode_origins(&put.value)).map(|it| it.taken);
     let number = |put: &Put| decode_entry(&put.value).ok()?.number;
     let is_rollback = |put: &Put| put.key.starts_with(keys::ROLLBACKS);
-    let origins = keys::failure_origins();
-    let failure = loaded.history.iter().find(|put| put.key == origins);
-    let taken = failure.and_then(|put| decode_origins(&put.value)).map_or(0, |it| it.taken);
-    let forward = loaded.history.iter().filter(|put| put.key.starts_with(keys::HISTORY));
-    let entries = forward.filter_map(|put| decode_entry(&put.value).ok());
-    // What was made after a completion shows that the code has taken that one.
-    let reached = entries.map(|entry| entry.number.unwrap_or(0).max(entry.born));
-    let last = reached.max().unwrap_or(0).max(taken);
-    let stays = |put: &Put| has_completed || number(put).is_some_and(|n| n <= last);
+    let stays = |put: &Put| taken.is_none_or(|taken| number(put).is_some_and(|n| n <= taken));
     loaded.history.retain(|put| put.key != origins && (!is_rollback(put) || stays(put)));
 }

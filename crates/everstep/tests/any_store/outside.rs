@@ -633,6 +633,48 @@ async fn a_rolled_back_step_is_run_again_by_a_fork() {
     engine.shutdown().await;
 }
 
+/// The rollback of a loser was the last completion of the run, and was taken for a rollback at its end. So a
+/// fork from a later place ran the loser's step again, and the race with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_keeps_a_race_that_ended_with_the_rollback_of_its_loser() {
+    const RACES: Workflow<(), u32> = Workflow::new("races-then-waits");
+    let ledger = Ledger::new();
+    let code = |ctx: Ctx, ()| async move {
+        let loser = async |ctx: Ctx| {
+            let book = ctx.step("book", async || {
+                ctx.get::<Ledger>().ran("book");
+                Ok(())
+            });
+            book.rollback(async |rb, ()| {
+                rb.get::<Ledger>().ran("undo");
+                Ok(())
+            })
+            .await?;
+            ctx.sleep("late", hours(1)).await?;
+            Ok(())
+        };
+        let winner = async |ctx: Ctx| {
+            ctx.sleep("soon", minutes(1)).await?;
+            Ok(())
+        };
+        ctx.race("race", [branch("loser", loser), branch("winner", winner)]).await?;
+        ctx.listen::<u32>("end").await
+    };
+    let engine = testing::engine().provide(ledger.clone()).register_fn(RACES, code);
+    let engine = engine.start().await.unwrap();
+    let run = engine.client().start(RACES, ()).await.unwrap();
+    scenario::until("the run listens", async || {
+        let waiting = run.info().await.unwrap().waiting;
+        (waiting.as_deref() == Some("message for `end`")).then_some(())
+    })
+    .await;
+    let fork = run.fork().from("end").start().await.unwrap();
+    fork.send("end", &7_u32).await.unwrap();
+    assert_eq!(fork.result().await.unwrap(), 7);
+    assert_eq!((ledger.count("book"), ledger.count("undo")), (1, 1));
+    engine.shutdown().await;
+}
+
 /// A fork dies before and after every write, and is started again on what has survived.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fork_ends_the_same_wherever_it_dies() {

@@ -240,6 +240,39 @@ async fn a_run_that_was_cancelled_behind_the_rollback_of_a_loser_is_replayed_up_
     engine.shutdown().await;
 }
 
+/// A run that fails by an error of its own code recorded no number of its end, so the rollback of a loser was
+/// taken for one at its end if nothing was recorded after it. The replay stood still there, and what the
+/// code does behind the race was not tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_failed_behind_the_rollback_of_a_loser_is_replayed_to_its_error() {
+    const FAILS: Workflow<(), ()> = Workflow::new("fails-behind");
+    let code = |ctx: Ctx, ()| async move {
+        let loser = async |ctx: Ctx| {
+            ctx.step("book", async || Ok(())).rollback(async |_, ()| Ok(())).await?;
+            ctx.sleep("late", hours(1)).await?;
+            Ok(())
+        };
+        let winner = async |ctx: Ctx| {
+            let pay = ctx.step("pay", async || Ok(())).rollback(async |_, ()| Ok(()));
+            pay.await?;
+            ctx.sleep("soon", minutes(1)).await?;
+            Ok(())
+        };
+        ctx.race("race", [branch("loser", loser), branch("winner", winner)]).await?;
+        Err(Error::fatal("of the code"))
+    };
+    let engine = testing::engine().register_fn(FAILS, code).start().await.unwrap();
+    let run = engine.client().start(FAILS, ()).await.unwrap();
+    assert!(run.result().await.is_err());
+    let file = run.export().await.unwrap();
+    let replayed = testing::replay(file).against_fn(FAILS, code).unwrap();
+    // Both steps, the sleep and the rollback of the loser. That of the winner was at the end.
+    assert_eq!((replayed.completions, replayed.ended), (4, true), "{:?}", replayed.open);
+    let refused = run.retry().await.unwrap_err();
+    assert!(refused.to_string().contains("made by the workflow's own code"), "{refused}");
+    engine.shutdown().await;
+}
+
 #[test]
 fn a_replay_against_another_workflow_or_version_is_refused() {
     const OTHER: Workflow<String, String> = Workflow::new("other");

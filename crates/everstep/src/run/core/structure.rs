@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, rc::Rc};
 
-use super::{Core, Mode, Next, Op, Phase};
+use super::{Core, Mode, Next, Op, Phase, State};
 use crate::{
     ctx::rollback::Undo,
     error::{Error, Failure, FailureKind},
@@ -140,7 +140,10 @@ impl Core {
         {
             return version;
         }
-        let version = if st.mode == Mode::Live { latest } else { 1 };
+        // An item has no entry: a run that has emitted one behind this place and recorded nothing is live,
+        // and past the gate.
+        let is_past = st.mode != Mode::Live || st.has_emitted_further();
+        let version = if is_past { 1 } else { latest };
         if st.mode != Mode::Collect {
             let entry = op.ended(self.now(), EntryValue::Version(version));
             st.insert_entry(id, entry);
@@ -270,5 +273,14 @@ impl Core {
     /// The run continues as a new one, once it is quiet.
     pub(crate) fn continue_as(&self, next: Next) {
         self.state.borrow_mut().continuing.get_or_insert(next);
+    }
+}
+
+impl State {
+    /// Whether the code that made the history has emitted an item that this code has not come to. Code is
+    /// polled until it is quiet before its items are stored, so it had passed every place that is reached
+    /// with the same completions.
+    fn has_emitted_further(&self) -> bool {
+        self.emit_mark.next(self.taken) <= self.emitted
     }
 }

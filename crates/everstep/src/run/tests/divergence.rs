@@ -17,6 +17,7 @@ use crate::{
     error::Result,
     history::EntryKind,
     run::Definition,
+    store::Store,
 };
 
 fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {
@@ -352,12 +353,47 @@ fn an_old_run_that_has_not_come_to_the_gate_goes_the_new_way() {
     assert_eq!(hands::starts(), ["a", "a", "extra", "b", "c"]);
 }
 
+/// A gate looked for entries behind it alone, and an item of `ctx.emit` has none. A run that had emitted an item
+/// behind the gate, and was read again in the next body, went the new way and emitted the item once more.
+#[test]
+fn a_version_gate_before_a_stored_item_keeps_an_old_run_on_the_old_way() {
+    let code = |is_gated: bool, has_first: bool| {
+        workflow(move |ctx: Ctx| async move {
+            if has_first {
+                work(&ctx, "first").await?;
+            }
+            if is_gated && ctx.version("with-extra", 2) >= 2 {
+                work(&ctx, "extra").await?;
+            }
+            ctx.emit("items", "one")?;
+            work(&ctx, "last").await
+        })
+    };
+    for has_first in [true, false] {
+        let mut owner = Owner::start(code(false, has_first));
+        owner.settle();
+        if has_first {
+            owner.finish("first");
+        }
+        // The row is written, and with it what was emitted, also where nothing is recorded so far.
+        owner.run().was_resumed();
+        owner.settle();
+        assert!(owner.entry("last").is_none());
+        owner.deploy(code(true, has_first));
+        owner.finish_all();
+        assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
+        let page = owner.store.stream(owner.id.no(), "items", 0, 9).unwrap().unwrap();
+        assert_eq!(page.items.len(), 1, "{has_first}, {:?}", hands::starts());
+        assert!(!hands::starts().contains(&"extra".to_owned()));
+    }
+}
+
 /// What the code sets is stored with the commit of what it does before it waits. A replay passes over
 /// all of that, up to its end: code that goes past a removed operation in which the run had stood must not
 /// do so before that, or what it sets is taken for stored and lost.
 mod sets_what_the_run_had_not_come_to {
     use super::*;
-    use crate::{codec::payload, store::Store};
+    use crate::codec::payload;
 
     fn states(owner: &Owner) -> Vec<(String, String)> {
         let all = owner.store.state(owner.id.no()).unwrap().into_iter();
