@@ -64,10 +64,11 @@ pub(super) fn register(
          AND id NOT IN (SELECT runner FROM everstep_shards)"
     );
     session.execute(sql, params![DEAD_RUNNER_KEPT.as_millis()]);
+    // Of two registrations at once the later one must have the higher epoch: it is drawn behind the lock.
     let sql = format!(
         "INSERT INTO everstep_runners (id, epoch, name, lease_until, lease, workflows, pools, weight) \
          VALUES ($1, nextval('everstep_epochs'), $2, {now} + $3, $3, $4, $5, $6) \
-         ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch, name = excluded.name, \
+         ON CONFLICT (id) DO UPDATE SET epoch = nextval('everstep_epochs'), name = excluded.name, \
          lease_until = excluded.lease_until, lease = excluded.lease, workflows = excluded.workflows, \
          pools = excluded.pools, weight = excluded.weight RETURNING epoch"
     );
