@@ -654,7 +654,6 @@ impl Cluster<'_, '_> {
             restarts,
             ..
         } = self.faults;
-        let paused_in_line = paused_in_line + self.outside.paused_in_line();
         let mut needed = vec![
             ("sigstops", sigstops),
             ("stops_in_code", stops_in_code),
