@@ -32,7 +32,7 @@ pub(crate) mod tasks;
 mod ticks;
 
 /// What the line says of the mix, in its order; those that must be 0 are marked.
-const COUNTS: [(&str, bool); 24] = [
+const COUNTS: [(&str, bool); 29] = [
     ("messages_twice", true),
     ("children", false),
     ("children_lost", true),
@@ -57,6 +57,11 @@ const COUNTS: [(&str, bool); 24] = [
     ("queue_twice", true),
     ("limited_bodies", false),
     ("limit_exceeded", true),
+    ("paused_on_limit", false),
+    ("paused_on_event", false),
+    ("paused_on_queue", false),
+    ("paused_on_deferred", false),
+    ("paused_on_child", false),
 ];
 
 /// Gives an engine the workflows of the mix.
@@ -114,7 +119,6 @@ pub(crate) struct Outside {
     stop: Cell<bool>,
     next: Cell<u64>,
     messages: Cell<u64>,
-    paused_in_line: Cell<u64>,
     counts: RefCell<BTreeMap<&'static str, u64>>,
     /// What was not as it should be.
     wrong: RefCell<Vec<String>>,
@@ -137,7 +141,6 @@ impl Outside {
             stop: Cell::default(),
             next: Cell::default(),
             messages: Cell::default(),
-            paused_in_line: Cell::default(),
             counts: RefCell::default(),
             wrong: RefCell::default(),
             live: RefCell::default(),
@@ -162,11 +165,6 @@ impl Outside {
     /// How many messages were sent here.
     pub(crate) fn messages_sent(&self) -> u64 {
         self.messages.get()
-    }
-
-    /// How many runs were paused while they waited.
-    pub(crate) fn paused_in_line(&self) -> u64 {
-        self.paused_in_line.get()
     }
 
     /// What was not as it should be.

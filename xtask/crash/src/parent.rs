@@ -355,8 +355,13 @@ impl Test<'_> {
 
     /// The part of the line that the bodies have written, and what it says of the store.
     pub(crate) fn ledger_fields(&self) -> String {
+        let field = |(name, count): (&str, u64)| format!(",\"{name}\":{count}");
+        self.ledger_counters().into_iter().map(field).collect()
+    }
+
+    fn ledger_counters(&self) -> [(&'static str, u64); 8] {
         let ledger = &self.ledger;
-        let fields = [
+        [
             ("steps_completed", ledger.steps_completed() as u64),
             ("bodies_run", ledger.bodies_run),
             ("run_again_after_completion", ledger.run_again),
@@ -365,9 +370,22 @@ impl Test<'_> {
             ("bodies_started_after_lease", ledger.after_lease),
             ("hung_runs", self.hung_runs),
             ("doctor_findings", self.doctor_findings),
-        ];
-        let field = |(name, count): (&str, u64)| format!(",\"{name}\":{count}");
-        fields.into_iter().map(field).collect()
+        ]
+    }
+
+    /// How often a promise about a message was found broken.
+    fn messages_lost(&self, outside: &Outside) -> u64 {
+        let mut wrong = lock(&self.known.wrong).clone();
+        wrong.extend(outside.wrongs());
+        wrong.iter().filter(|what| what.contains("promise 4")).count() as u64
+    }
+
+    /// The first of these counters that is not 0, with its count.
+    pub(crate) fn first_of(&self, counters: &[&str], outside: &Outside) -> Option<String> {
+        let messages = ("messages_lost", self.messages_lost(outside));
+        let mut all = self.ledger_counters().into_iter().chain([messages]);
+        let found = all.find(|(name, count)| *count > 0 && counters.contains(name));
+        found.map(|(name, count)| format!("{name}: {count}"))
     }
 
     /// Prints the line; whether all is well.
@@ -382,7 +400,7 @@ impl Test<'_> {
         let (ledger, known) = (&self.ledger, &self.known);
         let mut wrong = lock(&known.wrong).clone();
         wrong.extend(outside.wrongs());
-        let lost = wrong.iter().filter(|what| what.contains("promise 4")).count();
+        let lost = self.messages_lost(outside);
         println!(
             "{{\"seed\":{},\"runs\":{runs},\"kills\":{kills},\"kills_mid_body\":{}{},\
              \"messages_sent\":{},\"messages_lost\":{lost},\

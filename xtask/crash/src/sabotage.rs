@@ -1,4 +1,4 @@
-//! What can be broken on purpose, and the scenario that is made to find it.
+//! What can be broken on purpose, the scenario that is made to find it, and what it finds.
 
 use everstep::Sabotage;
 
@@ -10,20 +10,31 @@ pub(crate) struct Known {
     pub(crate) sabotage: Sabotage,
     /// The scenario that finds it, played first where it is broken.
     pub(crate) found_by: Scenario,
+    /// The counters that show it. It is found when one of them is not 0.
+    pub(crate) causes: &'static [&'static str],
 }
 
+const LOST_STATE: &[&str] = &["started_on_lost_state"];
+const HUNG: &[&str] = &["hung_runs"];
+const TWO_OWNERS: &[&str] = &["run_again_after_completion", "bodies_started_after_lease"];
+
 pub(crate) const ALL: [Known; 7] = [
-    known("no-barrier", Sabotage::NoBarrier, Scenario::LostPrice),
-    known("no-fence", Sabotage::NoFence, Scenario::StopInBody),
-    known("double-consume", Sabotage::DoubleConsume, Scenario::Letters),
-    known("foreign-epoch", Sabotage::ForeignEpoch, Scenario::StopInCode),
-    known("barrier-at-making", Sabotage::BarrierAtMaking, Scenario::LostPrice),
-    known("give-place-away", Sabotage::GivePlaceAway, Scenario::PauseInLine),
-    known("believe-clock", Sabotage::BelieveClock, Scenario::Glimpse),
+    of("no-barrier", Sabotage::NoBarrier, Scenario::LostPrice, LOST_STATE),
+    of("no-fence", Sabotage::NoFence, Scenario::StopInBody, TWO_OWNERS),
+    of("double-consume", Sabotage::DoubleConsume, Scenario::Letters, &["messages_lost"]),
+    of("foreign-epoch", Sabotage::ForeignEpoch, Scenario::StopInCode, TWO_OWNERS),
+    of("barrier-at-making", Sabotage::BarrierAtMaking, Scenario::LostPrice, LOST_STATE),
+    of("give-place-away", Sabotage::GivePlaceAway, Scenario::PauseInLine, HUNG),
+    of("believe-clock", Sabotage::BelieveClock, Scenario::Glimpse, HUNG),
 ];
 
-const fn known(name: &'static str, sabotage: Sabotage, found_by: Scenario) -> Known {
-    Known { name, sabotage, found_by }
+const fn of(
+    name: &'static str,
+    sabotage: Sabotage,
+    found_by: Scenario,
+    causes: &'static [&'static str],
+) -> Known {
+    Known { name, sabotage, found_by, causes }
 }
 
 pub(crate) fn by_name(name: &str) -> Result<Sabotage, Problem> {
@@ -32,12 +43,10 @@ pub(crate) fn by_name(name: &str) -> Result<Sabotage, Problem> {
 }
 
 pub(crate) fn name(sabotage: Option<Sabotage>) -> &'static str {
-    let found = ALL.iter().find(|known| Some(known.sabotage) == sabotage);
-    found.map_or("none", |known| known.name)
+    known(sabotage).map_or("none", |known| known.name)
 }
 
-/// The scenario that finds what is broken.
-pub(crate) fn found_by(sabotage: Option<Sabotage>) -> Option<Scenario> {
-    let found = ALL.iter().find(|known| Some(known.sabotage) == sabotage);
-    found.map(|known| known.found_by)
+/// What is known of what is broken.
+pub(crate) fn known(sabotage: Option<Sabotage>) -> Option<&'static Known> {
+    ALL.iter().find(|known| Some(known.sabotage) == sabotage)
 }

@@ -3,12 +3,21 @@
 
 use std::rc::Rc;
 
-use everstep::{ClientError, RunHandle, RunId, RunStatus};
+use everstep::{ClientError, RunHandle, RunId, RunInfo, RunStatus};
 
 use super::{Outside, ask, pause};
 
 /// The workflows whose runs wait for something that another gives.
 const WAITING: [&str; 6] = ["visits", "hears", "takes", "delegates", "hopes", "family"];
+
+/// What is counted of the runs that were paused, and how what they waited for begins in their rows.
+const KINDS: [(&str, &str); 5] = [
+    ("paused_on_limit", "limit "),
+    ("paused_on_event", "event "),
+    ("paused_on_queue", "queue item "),
+    ("paused_on_deferred", "deferred "),
+    ("paused_on_child", "child "),
+];
 
 pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
     let random = outside.random("pauses", part);
@@ -26,11 +35,15 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
             let place = random.next() as usize % waiting.len();
             outside.client.run(waiting[place])
         };
-        let status = ask(async || run.status().await).await;
-        if !matches!(status, Ok(RunStatus::Sleeping)) || !control(&outside, &run, true).await {
+        let Ok(info) = ask(async || run.info().await).await else {
+            continue;
+        };
+        if info.status != RunStatus::Sleeping || !control(&outside, &run, true).await {
             continue;
         }
-        outside.paused_in_line.set(outside.paused_in_line.get() + 1);
+        for counter in kinds_of(&info) {
+            outside.count(counter, 1);
+        }
         // Mostly at once: then the owner is in the middle of looking.
         match random.next() % 3 {
             0 => pause(&random, 5, 60).await,
@@ -38,6 +51,14 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
         }
         control(&outside, &run, false).await;
     }
+}
+
+/// The counters of what a run waits for.
+fn kinds_of(info: &RunInfo) -> impl Iterator<Item = &'static str> {
+    let waits = || info.waiting.iter().flat_map(|waiting| waiting.split("; "));
+    let kinds = KINDS.iter();
+    let kinds = kinds.filter(move |(_, begins)| waits().any(|wait| wait.starts_with(begins)));
+    kinds.map(|(counter, _)| *counter)
 }
 
 /// Pauses or resumes a run; whether it was one that could be.
