@@ -63,53 +63,26 @@ pub(crate) struct Scale {
     unit: f64,
 }
 
+/// A millisecond and a second, in microseconds.
+const MS: u64 = 1_000;
+const S: u64 = 1_000 * MS;
+
 /// How long something takes that a program does, in microseconds.
+#[rustfmt::skip]
 pub(crate) const WORK: Scale = Scale {
     bounds: &[
-        100,
-        250,
-        500,
-        1_000,
-        2_500,
-        5_000,
-        10_000,
-        25_000,
-        50_000,
-        100_000,
-        250_000,
-        500_000,
-        1_000_000,
-        2_500_000,
-        5_000_000,
-        10_000_000,
-        30_000_000,
-        60_000_000,
-        300_000_000,
+        100, 250, 500, MS, 5 * MS / 2, 5 * MS, 10 * MS, 25 * MS, 50 * MS, 100 * MS, 250 * MS, 500 * MS,
+        S, 5 * S / 2, 5 * S, 10 * S, 30 * S, 60 * S, 300 * S,
     ],
     unit: 1e6,
 };
 
 /// How late something is, in microseconds.
+#[rustfmt::skip]
 pub(crate) const LAG: Scale = Scale {
     bounds: &[
-        1_000,
-        5_000,
-        10_000,
-        25_000,
-        50_000,
-        100_000,
-        250_000,
-        500_000,
-        1_000_000,
-        2_500_000,
-        5_000_000,
-        10_000_000,
-        30_000_000,
-        60_000_000,
-        300_000_000,
-        1_800_000_000,
-        3_600_000_000,
-        86_400_000_000,
+        MS, 5 * MS, 10 * MS, 25 * MS, 50 * MS, 100 * MS, 250 * MS, 500 * MS,
+        S, 5 * S / 2, 5 * S, 10 * S, 30 * S, 60 * S, 300 * S, 1_800 * S, 3_600 * S, 86_400 * S,
     ],
     unit: 1e6,
 };
