@@ -321,7 +321,8 @@ impl Run {
 
     /// Records where the code has ended: see [`Origins`].
     fn note_end(&mut self, origins: &[Box<[u8]>]) {
-        let taken = self.core.state.borrow().taken;
+        // A cancel or the deadline can end the run before its history is replayed.
+        let taken = self.core.state.borrow().taken.max(self.flush.stored_number);
         let put = Put { key: keys::failure_origins(), value: encode_origins(taken, origins) };
         self.flush.unsent.push(put);
     }

@@ -4,7 +4,7 @@ use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use super::{
     hands,
-    owner::{Gone, Owner, workflow},
+    owner::{Gone, Owner, workflow, workflow_with},
 };
 use crate::{
     commit::RunStatus,
@@ -15,6 +15,7 @@ use crate::{
     },
     error::Error,
     run::Definition,
+    workflow::{OnFailure, WorkflowOptions},
 };
 
 fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {
@@ -154,4 +155,61 @@ fn a_replay_of_a_failed_run_goes_past_the_rollbacks_of_its_races() {
         let verdict = try_run(owner.loaded(), definition.clone(), owner.env.clone());
         assert!(matches!(&verdict, Verdict::Fits(it) if it.ended), "{verdict:?}");
     }
+}
+
+/// A race whose loser is rolled back, a step behind it, then a wait.
+fn races_then_waits(options: WorkflowOptions) -> Arc<Definition> {
+    workflow_with(options, |ctx: Ctx| async move {
+        let arms = vec![
+            branch("x", async |ctx: Ctx| {
+                work(&ctx, "loser").await?;
+                ctx.sleep("long", Duration::from_secs(86_400)).await.map(drop)
+            }),
+            branch("y", async |ctx: Ctx| {
+                ctx.sleep("short", Duration::from_secs(1)).await.map(drop)
+            }),
+        ];
+        ctx.race("race", arms).await?;
+        work(&ctx, "after").await?;
+        ctx.listen::<u64>("end").await
+    })
+}
+
+/// A run was cancelled while it was in nobody's memory, so the cancel came before its owner had replayed the
+/// history, and 0 was recorded as the number of its end. A replay of the ended run then took the rollback of
+/// the loser for one at the end, and the step behind the race for something that the code does not make.
+#[cfg(feature = "testing")]
+#[test]
+fn a_run_that_is_cancelled_before_its_replay_records_the_number_of_its_end() {
+    use crate::run::trial::{Verdict, try_run};
+    let definition = races_then_waits(WorkflowOptions::new());
+    for cold in [false, true] {
+        let mut owner = play(&definition, &["race/x/loser"], false);
+        if cold {
+            owner.reload();
+        }
+        owner.run().request_cancel(true);
+        owner.settle();
+        assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Cancelled)));
+        assert_eq!(undone(), ["loser", "after"]);
+        let verdict = try_run(owner.loaded(), definition.clone(), owner.env.clone());
+        assert!(matches!(&verdict, Verdict::Fits(it) if it.open == ["end"]), "{verdict:?}");
+    }
+}
+
+/// The deadline of a run passed while it was in nobody's memory, and 0 was recorded as the number of its end.
+/// Since the run pauses on failure, its next owner made the loser of the race fresh, and with it everything
+/// behind: the step behind the race was forgotten, and a cancel did not roll it back.
+#[test]
+fn a_run_whose_deadline_passes_before_its_replay_forgets_no_step() {
+    let definition = races_then_waits(WorkflowOptions::new().on_failure(OnFailure::Pause));
+    let mut owner = play(&definition, &["race/x/loser"], false);
+    owner.reload_past_deadline();
+    owner.settle();
+    assert!(owner.paused().contains("deadline"), "{}", owner.paused());
+    owner.deploy(definition);
+    owner.run().request_cancel(true);
+    owner.settle();
+    assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Cancelled)));
+    assert_eq!(undone(), ["loser", "after"]);
 }

@@ -334,6 +334,13 @@ impl Owner {
         }
     }
 
+    /// Crashes, and takes up what is stored once the deadline of the run has passed.
+    pub(super) fn reload_past_deadline(&mut self) {
+        let mut loaded = self.loaded();
+        loaded.row.deadline_at = Some(self.env.now.get());
+        self.put_in(RunSeed::from(loaded));
+    }
+
     /// A retry of the run has made some steps fresh: those may start again, the others may not.
     fn keep_done(&mut self) {
         let kept: HashSet<String> = {
