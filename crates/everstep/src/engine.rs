@@ -304,7 +304,8 @@ impl Engine {
     /// writes what they gave, gives its shards back.
     ///
     /// A body that blocks its thread cannot be dropped. It is waited for a few seconds longer, then
-    /// it is named in a warning and left alone; its shards are free when the lease is over. A store
+    /// it is named in a warning and left alone; its shards are free when the lease is over. So is the
+    /// handler of a queue item; its item is free when the visibility of the queue has passed. A store
     /// that does not answer is waited for until the lease is over, for 30 seconds at most.
     pub async fn shutdown(self) {
         // Nothing is taken any more; what is held is given back once it is out of memory.

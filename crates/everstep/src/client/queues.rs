@@ -490,6 +490,9 @@ impl Worker {
     /// ([`Job::cancellation`]), waits for them up to `shutdown_limit`, and gives back what is left,
     /// so that others can have it at once. An attempt that ends with an error after this does not
     /// count.
+    ///
+    /// A handler that blocks its thread cannot be dropped. It is waited for a few seconds longer; then
+    /// others get its item when the visibility of the queue has passed, and the attempt counts.
     pub async fn stop(self) {
         let limit = self.shared.settings.shutdown_limit;
         self.stop_within(limit).await;

@@ -154,7 +154,9 @@ impl Job {
     /// Fires when the handler should stop: its item was given to another worker, or this one shuts
     /// down. In the first case the handler is dropped at its next await, since the other worker has
     /// begun; the token is for what the handler has started elsewhere, on threads for instance. In the
-    /// second case the handler may end by itself until the limit of the shutdown.
+    /// second case the handler may end by itself until the limit of the shutdown. Then it is dropped at
+    /// its next await, and its item given back; a handler that does not await within a few seconds more
+    /// keeps its item until the visibility has passed, and the attempt counts.
     pub fn cancellation(&self) -> &Cancellation {
         &self.inner.cancellation
     }

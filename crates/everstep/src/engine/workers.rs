@@ -13,6 +13,8 @@
 //!
 //! Always true:
 //! - Heartbeats come from the thread, so a handler that blocks its runtime does not lose its item.
+//! - An item is given back only once its handler has been dropped: an aborted task may still be inside of
+//!   a poll, and its attempt would begin a second time beside it.
 //! - What the thread has been told, and has not acted on, counts as something that goes on: a
 //!   virtual clock does not jump over it.
 
@@ -34,6 +36,7 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use super::{
+    BLOCKED_MAX,
     committer::Pending,
     job::{self, Handler, Job, Kept},
     keeper,
@@ -126,7 +129,9 @@ pub(crate) struct Station {
 /// What changes at a station.
 #[derive(Default)]
 struct Desk {
-    jobs: BTreeMap<ItemId, Held>,
+    /// By item and claim: an item that this worker lost can come back to it under another claim while
+    /// the handler of the first is still at work.
+    jobs: BTreeMap<(ItemId, Uuid), Held>,
     /// The queue may have something that `claiming` does not see.
     poked: bool,
     /// The claim that is on its way.
@@ -138,7 +143,6 @@ struct Desk {
 
 /// An item that a handler works on.
 struct Held {
-    claim: Uuid,
     /// Until when the handler is polled without a further sign of life. The store may keep the item for
     /// longer.
     until: Timestamp,
@@ -158,8 +162,19 @@ impl Held {
     }
 }
 
+/// A stop goes through these stages:
+///
+/// 1. The handlers are told, and may end by themselves until the limit of the stop.
+/// 2. The tasks of those that are left are aborted. An abort takes effect only between two polls, so
+///    each task gives its item back itself, when it is dropped ([`AtDesk`]). Until then the item is kept
+///    by heartbeats.
+/// 3. A handler that blocks its thread for longer than [`BLOCKED_MAX`] is left alone. Nothing keeps its
+///    item any more: another worker gets it when the visibility has passed.
 struct Stopping {
+    /// When the next stage begins.
     until: Instant,
+    /// Whether the tasks were aborted.
+    aborted: bool,
     told: Vec<oneshot::Sender<()>>,
 }
 
@@ -258,8 +273,8 @@ impl Workers {
         }
     }
 
-    /// All stations take no more items; each is told when its handlers have ended, or were stopped
-    /// after this long and their items given back.
+    /// All stations take no more items; each is told when its handlers have ended, were stopped after
+    /// this long and their items given back, or could not be stopped.
     pub(crate) fn stop_all(&self, shared: &Shared, limit: Duration) -> Vec<oneshot::Receiver<()>> {
         let stations = self.state.lock().stations.clone();
         let stopped = stations.iter().map(|station| station.stop(shared, limit));
@@ -281,13 +296,15 @@ impl Station {
         &self.spec.queue
     }
 
-    /// Takes no more items; told when the handlers have ended.
+    /// Takes no more items; told when the stop is over: see [`Stopping`].
     pub(crate) fn stop(&self, shared: &Shared, limit: Duration) -> oneshot::Receiver<()> {
         let (sender, stopped) = oneshot::channel();
         let mut desk = self.state.lock();
-        let stopping = desk
-            .stopping
-            .get_or_insert_with(|| Stopping { until: seam::now() + limit, told: Vec::new() });
+        let stopping = desk.stopping.get_or_insert_with(|| Stopping {
+            until: seam::now() + limit,
+            aborted: false,
+            told: Vec::new(),
+        });
         stopping.told.push(sender);
         for held in desk.jobs.values() {
             held.cancellation.cancel();
@@ -295,6 +312,38 @@ impl Station {
         drop(desk);
         shared.workers.signal(shared);
         stopped
+    }
+
+    /// Begins the next stage of its stop if it is time. If the stop is over, whom to tell.
+    fn go_on_stopping(&self) -> Option<Vec<oneshot::Sender<()>>> {
+        let mut desk = self.state.lock();
+        let Desk { jobs, stopping, .. } = &mut *desk;
+        let stopping = stopping.as_mut()?;
+        let queue = self.queue();
+        if !jobs.is_empty() {
+            let now = seam::now();
+            if now < stopping.until {
+                return None;
+            }
+            if !stopping.aborted {
+                (stopping.aborted, stopping.until) = (true, now + BLOCKED_MAX);
+                for ((item, _), held) in jobs {
+                    let item = item.0;
+                    tracing::warn!(queue, item, "a handler is still at work and is stopped");
+                    held.abort();
+                }
+                return None;
+            }
+            for (item, _) in jobs.keys() {
+                tracing::warn!(
+                    queue,
+                    item = item.0,
+                    "a handler cannot be stopped, since it blocks its thread; another worker gets \
+                     its item when the visibility of the queue has passed"
+                );
+            }
+        }
+        Some(std::mem::take(&mut stopping.told))
     }
 
     /// When its next sign of life is due: a third of the visibility after the last one. At once if the
@@ -408,9 +457,8 @@ fn beat(shared: &Shared, stations: &[Arc<Station>]) {
     let mut held_at = Vec::new();
     for station in stations {
         let desk = station.state.lock();
-        for (item, held) in desk.jobs.iter().filter(|(_, held)| !held.lost) {
+        for (&(item, claim), held) in desk.jobs.iter().filter(|(_, held)| !held.lost) {
             due |= station.beat_at(held, now) <= now;
-            let (item, claim) = (*item, held.claim);
             let until = held.kept.until(now, station.spec.visibility);
             claims.push(Extend { item, claim, until });
             held_at.push(station.clone());
@@ -425,12 +473,9 @@ fn beat(shared: &Shared, stations: &[Arc<Station>]) {
     };
     for ((claim, station), holds) in claims.iter().zip(held_at).zip(still) {
         let mut desk = station.state.lock();
-        let Some(held) = desk.jobs.get_mut(&claim.item) else {
+        let Some(held) = desk.jobs.get_mut(&(claim.item, claim.claim)) else {
             continue;
         };
-        if held.claim != claim.claim {
-            continue;
-        }
         held.until = now + station.spec.visibility;
         if !holds {
             held.lost = true;
@@ -564,7 +609,6 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
         let cancellation = job.cancellation().clone();
         let (id, until) = (item.item, item.until);
         let held = Held {
-            claim,
             until,
             cancellation: cancellation.clone(),
             kept: job.kept().clone(),
@@ -573,7 +617,7 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
         };
         {
             let mut desk = station.state.lock();
-            desk.jobs.insert(id, held);
+            desk.jobs.insert((id, claim), held);
             if desk.stopping.is_some() {
                 cancellation.cancel();
             }
@@ -585,24 +629,28 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
             item: id,
             claim,
             kept: job.kept().clone(),
+            is_settled: false,
         };
         // Without a lock: a runtime that shuts down drops the task at once.
         let beginning = Beginning::new(shared);
         let work = handle(at_desk, beginning, job, item);
         let task = seam::spawn_task(&shared.process, &station.runtime, work);
-        if let Some(held) = station.state.lock().jobs.get_mut(&id) {
+        if let Some(held) = station.state.lock().jobs.get_mut(&(id, claim)) {
             held.task = Some(task.abort_handle());
         }
     }
 }
 
-/// Leaves the desk when the handler has ended in any way.
+/// Leaves the desk when the handler has ended in any way. The task of the handler drops it last: only
+/// now is it certain that no code of the handler runs, also if the task was aborted.
 struct AtDesk {
     shared: Arc<Shared>,
     station: Arc<Station>,
     item: ItemId,
     claim: Uuid,
     kept: Kept,
+    /// Whether the end of the attempt was handed to the committer.
+    is_settled: bool,
 }
 
 impl AtDesk {
@@ -610,9 +658,8 @@ impl AtDesk {
     fn held_until(&self) -> Option<Timestamp> {
         seam::point("claim check");
         let desk = self.station.state.lock();
-        let held = desk.jobs.get(&self.item);
-        let held = held.filter(|held| held.claim == self.claim && !held.lost);
-        held.map(|held| held.until)
+        let held = desk.jobs.get(&(self.item, self.claim));
+        held.filter(|held| !held.lost).map(|held| held.until)
     }
 
     /// Whether the claim lasts, so that the handler may be polled.
@@ -644,7 +691,7 @@ impl AtDesk {
             if still != [true] {
                 return false;
             }
-            if let Some(held) = self.station.state.lock().jobs.get_mut(&item) {
+            if let Some(held) = self.station.state.lock().jobs.get_mut(&(item, claim)) {
                 held.until = now + visibility;
             }
         }
@@ -653,12 +700,18 @@ impl AtDesk {
 
 impl Drop for AtDesk {
     fn drop(&mut self) {
-        let mut desk = self.station.state.lock();
-        let ours = |held: &Held| held.claim == self.claim;
-        if desk.jobs.get(&self.item).is_some_and(ours) {
-            desk.jobs.remove(&self.item);
+        let (item, claim) = (self.item, self.claim);
+        let is_stopped = {
+            let desk = self.station.state.lock();
+            let held = desk.jobs.get(&(item, claim)).is_some_and(|held| !held.lost);
+            held && desk.stopping.as_ref().is_some_and(|stopping| stopping.aborted)
+        };
+        if is_stopped && !self.is_settled {
+            // Before it leaves the desk: when the stop is over, the committer may end.
+            let settle = Settle { item, claim, settlement: Settlement::Release };
+            drop(job::write(&self.shared, QueueWrite::Settle(settle)));
         }
-        drop(desk);
+        self.station.state.lock().jobs.remove(&(item, claim));
         self.shared.workers.signal(&self.shared);
         self.shared.activity.bodies_changed(-1);
     }
@@ -761,7 +814,7 @@ async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedIt
 
 /// Writes how an attempt has ended, and leaves the desk.
 async fn settle(
-    at_desk: AtDesk,
+    mut at_desk: AtDesk,
     beginning: Option<Beginning>,
     item: &ClaimedItem,
     settlement: Settlement,
@@ -769,6 +822,7 @@ async fn settle(
     let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
     let settle = Settle { item: item.item, claim: at_desk.claim, settlement };
     let answer = job::write(&shared, QueueWrite::Settle(settle));
+    at_desk.is_settled = true;
     drop(beginning);
     drop(at_desk);
     if let Ok(Ok(Outcome::Queue(QueueDone::Settled(false)))) = answer.await {
@@ -781,37 +835,18 @@ async fn settle(
     }
 }
 
-/// Closes the stations that were to stop and whose handlers have ended, or have had long enough;
-/// gives the others.
+/// Closes the stations whose stop is over; gives the others.
 fn close_stopped(shared: &Shared, stations: Vec<Arc<Station>>) -> Vec<Arc<Station>> {
     let mut left = Vec::new();
     for station in stations {
-        let mut desk = station.state.lock();
-        let over = match &desk.stopping {
-            None => false,
-            Some(stopping) => desk.jobs.is_empty() || stopping.until <= seam::now(),
-        };
-        if !over {
-            drop(desk);
+        let Some(told) = station.go_on_stopping() else {
             left.push(station);
             continue;
-        }
-        for (item, held) in std::mem::take(&mut desk.jobs) {
-            tracing::warn!(
-                queue = station.queue(),
-                item = item.0,
-                "a handler is still at work and is stopped; its item is given back"
-            );
-            held.abort();
-            let settle = Settle { item, claim: held.claim, settlement: Settlement::Release };
-            drop(job::write(shared, QueueWrite::Settle(settle)));
-        }
-        let told = desk.stopping.take().map(|stopping| stopping.told);
-        drop(desk);
+        };
         let mut state = shared.workers.state.lock();
         state.stations.retain(|other| !Arc::ptr_eq(other, &station));
         drop(state);
-        for waiter in told.unwrap_or_default() {
+        for waiter in told {
             _ = waiter.send(());
         }
     }
@@ -948,6 +983,33 @@ mod tests {
             station
         }
 
+        /// Begins a handler that never ends by itself, and polls it once; whether it was dropped.
+        fn begin_endless(&self, claimed: Claimed, claim: u128) -> (Arc<Station>, Arc<AtomicBool>) {
+            let [started, dropped] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+            let (begins, ends) = (started.clone(), dropped.clone());
+            let station = self.begin(claimed, claim, move |job, _| {
+                begins.store(true, Ordering::Release);
+                let dropped = (job.attempt() == 1).then(|| Dropped(ends.clone()));
+                async move {
+                    let _dropped = dropped;
+                    std::future::pending().await
+                }
+            });
+            self.run_until(|| started.load(Ordering::Acquire));
+            (station, dropped)
+        }
+
+        /// Whether the item is under this claim, behind all writes that were handed in before.
+        fn is_claimed(&self, item: ItemId, claim: u128) -> bool {
+            let (claim, until) = (Uuid::from_u128(claim), self.shared.now());
+            let wanted = Extend { item, claim, until: until + Duration::from_secs(60) };
+            let answer = job::write(&self.shared, QueueWrite::Extend(vec![wanted]));
+            match receive(answer) {
+                Some(QueueDone::Extended(held)) => held == [true],
+                other => panic!("a heartbeat was answered with {other:?}"),
+            }
+        }
+
         fn run_until(&self, is_over: impl Fn() -> bool) {
             let limit = Instant::now() + Duration::from_secs(60);
             self.runtime.block_on(async {
@@ -1027,17 +1089,7 @@ mod tests {
         for is_taken in [true, false] {
             let scene = Scene::new();
             let ours = scene.claim(scene.ago(30), 1);
-            let [started, dropped] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-            let (begins, ends) = (started.clone(), dropped.clone());
-            let station = scene.begin(ours, 1, move |_job, _| {
-                begins.store(true, Ordering::Release);
-                let dropped = Dropped(ends.clone());
-                async move {
-                    let _dropped = dropped;
-                    std::future::pending().await
-                }
-            });
-            scene.run_until(|| started.load(Ordering::Acquire));
+            let (station, dropped) = scene.begin_endless(ours, 1);
             if is_taken {
                 scene.claim(scene.shared.now() + Duration::from_secs(60), 2);
             }
@@ -1050,6 +1102,71 @@ mod tests {
             assert_eq!(dropped.load(Ordering::Acquire), is_taken);
             scene.end();
         }
+    }
+
+    /// A worker lost an item while its process was stopped, and claimed it again before a heartbeat had
+    /// told it so. The second claim took the place of the first at the desk, so the first handler was
+    /// neither told nor dropped, and stayed beside the second for as long as it waited for something.
+    #[test]
+    fn a_handler_is_dropped_when_its_worker_claims_the_item_again() {
+        let scene = Scene::new();
+        let ours = scene.claim(scene.ago(30), 1);
+        let (station, dropped) = scene.begin_endless(ours, 1);
+        let again = scene.claim(scene.shared.now() + Duration::from_secs(60), 2);
+        let item = again.items[0].item;
+        begin(&scene.shared, &station, Uuid::from_u128(2), again);
+        beat(&scene.shared, std::slice::from_ref(&station));
+        scene.run_until(|| station.state.lock().jobs.len() == 1);
+        assert!(dropped.load(Ordering::Acquire));
+        assert!(scene.is_claimed(item, 2));
+        scene.end();
+    }
+
+    /// A worker that stopped gave an item back as soon as it had aborted the task of its handler. An
+    /// abort takes effect between two polls, and the handler was inside of one: another worker began the
+    /// same attempt beside it.
+    #[test]
+    fn a_stopped_worker_gives_an_item_back_only_once_its_handler_is_dropped() {
+        let scene = Scene::new();
+        let ours = scene.claim(scene.shared.now(), 1);
+        let item = ours.items[0].item;
+        let (station, dropped) = scene.begin_endless(ours, 1);
+        let mut stopped = station.stop(&scene.shared, Duration::ZERO);
+        // The runtime stands still, as it does while the handler is inside of a poll.
+        let left = close_stopped(&scene.shared, vec![station]);
+        assert!(scene.is_claimed(item, 1));
+        assert!(stopped.try_recv().is_err());
+        scene.run_until(|| dropped.load(Ordering::Acquire));
+        scene.run_until(|| left.iter().all(|station| station.state.lock().jobs.is_empty()));
+        assert!(!scene.is_claimed(item, 1));
+        let row = scene.store.queue_item(item).expect("queue_item").expect("it is there");
+        assert_eq!((row.state, row.attempts), (ItemState::Ready, 0));
+        assert!(close_stopped(&scene.shared, left).is_empty());
+        assert_eq!(stopped.try_recv(), Ok(()));
+        scene.end();
+    }
+
+    /// The same with a handler that blocks its thread for longer than its worker waits: nothing shows
+    /// when it ends, so only the visibility can free the item, and the attempt counts.
+    #[test]
+    fn an_item_whose_handler_cannot_be_stopped_is_not_given_back() {
+        let scene = Scene::new();
+        let ours = scene.claim(scene.shared.now(), 1);
+        let item = ours.items[0].item;
+        let (station, dropped) = scene.begin_endless(ours, 1);
+        let mut stopped = station.stop(&scene.shared, Duration::ZERO);
+        let left = close_stopped(&scene.shared, vec![station.clone()]);
+        assert_eq!(left.len(), 1);
+        station.state.lock().stopping.as_mut().expect("it stops").until = seam::now();
+        assert!(close_stopped(&scene.shared, left).is_empty());
+        assert_eq!(stopped.try_recv(), Ok(()));
+        assert!(scene.is_claimed(item, 1));
+        let theirs = scene.claim(scene.shared.now() + Duration::from_secs(60), 2);
+        assert_eq!(theirs.items[0].attempt, 2);
+        scene.run_until(|| dropped.load(Ordering::Acquire));
+        scene.run_until(|| station.state.lock().jobs.is_empty());
+        assert!(scene.is_claimed(item, 2), "the end of the first attempt changes nothing");
+        scene.end();
     }
 
     /// A claim that was made by a clock which was an hour ahead stayed like that when the clock was set
