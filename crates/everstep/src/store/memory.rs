@@ -157,7 +157,6 @@ impl MemoryStore {
 
     /// An empty store whose tokens are made with this secret: for tests that compare what two stores
     /// come to.
-    #[cfg(any(test, feature = "testing"))]
     pub fn with_secret(secret: Secret) -> MemoryStore {
         let store = MemoryStore::default();
         store.write(|data| data.deferreds.secret = secret);

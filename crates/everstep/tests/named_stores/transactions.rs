@@ -193,13 +193,19 @@ struct Shop {
     _dir: tempfile::TempDir,
 }
 
+/// A body has the time that it needs on a loaded machine. A transaction gets a quarter of the lease at most.
+fn patient(settings: &mut everstep::Settings) {
+    settings.lease = Duration::from_secs(120);
+    settings.transaction_time_max = Duration::from_secs(20);
+}
+
 impl Shop {
     async fn open<F, R>(code: F) -> Shop
     where
         F: Fn(Ctx, u32) -> R + Send + Sync + 'static,
         R: Future<Output = Result<Json>> + 'static,
     {
-        Shop::with(code, |_| {}).await
+        Shop::with(code, patient).await
     }
 
     async fn with<F, R>(code: F, set: impl FnOnce(&mut everstep::Settings)) -> Shop

@@ -6,7 +6,7 @@ use super::*;
 use crate::{Rollback, prelude::*};
 
 /// Enough for every mistake below to show.
-const SEEDS: u64 = 15;
+const SEEDS: u64 = 40;
 
 /// A payment provider: what each idempotency key was charged, and how often requests came in all.
 #[derive(Default)]
