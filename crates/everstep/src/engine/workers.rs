@@ -175,7 +175,8 @@ struct Stopping {
     until: Instant,
     /// Whether the tasks were aborted.
     aborted: bool,
-    told: Vec<oneshot::Sender<()>>,
+    /// Whom to tell when the stop is over; absent once it is.
+    told: Option<Vec<oneshot::Sender<()>>>,
 }
 
 impl Default for Workers {
@@ -296,16 +297,19 @@ impl Station {
         &self.spec.queue
     }
 
-    /// Takes no more items; told when the stop is over: see [`Stopping`].
+    /// Takes no more items; told when the stop is over: see [`Stopping`]. If it is over already, the sender
+    /// is gone.
     pub(crate) fn stop(&self, shared: &Shared, limit: Duration) -> oneshot::Receiver<()> {
         let (sender, stopped) = oneshot::channel();
         let mut desk = self.state.lock();
         let stopping = desk.stopping.get_or_insert_with(|| Stopping {
             until: seam::now() + limit,
             aborted: false,
-            told: Vec::new(),
+            told: Some(Vec::new()),
         });
-        stopping.told.push(sender);
+        if let Some(told) = &mut stopping.told {
+            told.push(sender);
+        }
         for held in desk.jobs.values() {
             held.cancellation.cancel();
         }
@@ -343,7 +347,7 @@ impl Station {
                 );
             }
         }
-        Some(std::mem::take(&mut stopping.told))
+        Some(stopping.told.take().unwrap_or_default())
     }
 
     /// When its next sign of life is due: a third of the visibility after the last one. At once if the
@@ -1143,6 +1147,25 @@ mod tests {
         assert_eq!((row.state, row.attempts), (ItemState::Ready, 0));
         assert!(close_stopped(&scene.shared, left).is_empty());
         assert_eq!(stopped.try_recv(), Ok(()));
+        scene.end();
+    }
+
+    /// The engine had shut down, and a worker of it was stopped after that: nobody was left to tell it that
+    /// the stop is over, and it waited for ever.
+    #[test]
+    fn a_worker_that_has_stopped_can_be_stopped_again() {
+        let scene = Scene::new();
+        let ours = scene.claim(scene.shared.now(), 1);
+        let (station, _dropped) = scene.begin_endless(ours, 1);
+        let mut stopped = station.stop(&scene.shared, Duration::ZERO);
+        let mut left = vec![station.clone()];
+        while !left.is_empty() {
+            left = close_stopped(&scene.shared, left);
+            scene.run_until(|| station.state.lock().jobs.is_empty());
+        }
+        assert_eq!(stopped.try_recv(), Ok(()));
+        let mut again = station.stop(&scene.shared, Duration::ZERO);
+        assert_eq!(again.try_recv(), Err(oneshot::error::TryRecvError::Closed));
         scene.end();
     }
 
