@@ -131,7 +131,7 @@ fn a_delivery_to_a_run_started_in_the_same_batch_arrives(world: &World) {
         assert_eq!(outcomes[1], Outcome::Delivered(delivered(id, 1)));
         assert_eq!(outcomes[2], Outcome::Delivered(delivered(id, 2)));
         assert_eq!(world.row(id).available_at, Some(AT_ONCE));
-        // What the owner believes about its new run is no longer true.
+        // The owner has seen neither message, so the store must refuse its park.
         let parking = Commit { inbox_seq: Some(0), patch: park(None), ..commit(id) };
         assert!(
             matches!(world.refuse(parking), Refusal::InboxMoved { rows, .. } if rows.len() == 2)

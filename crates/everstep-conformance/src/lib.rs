@@ -41,7 +41,7 @@ macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as fn(&_))),*] };
 }
 
-// What the checks are made with, and what stores are compared by.
+// The fixtures of the checks, and the comparison of stores.
 mod comparison;
 mod owner_and_client;
 mod random;

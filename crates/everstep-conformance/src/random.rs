@@ -5,7 +5,7 @@ use super::*;
 /// Makes batches that often fit what is stored, and often do not.
 pub(super) struct Random {
     pub(super) seed: u64,
-    /// What is decided by these instead of by the seed, until they are used up.
+    /// Choices that are taken before those of the seed, until they are used up.
     pub(super) tape: Option<std::vec::IntoIter<u16>>,
     /// Whether each store makes all batches in one life and with one runner. It then knows the last number
     /// of every run; otherwise what is in its owner's memory may be unknown to it.

@@ -41,7 +41,7 @@ pub(super) struct Readings {
     pub(super) keyed: Vec<Option<RunRow>>,
 }
 
-/// What can be read about one queue.
+/// Everything that the store says about one queue.
 #[derive(Debug, PartialEq)]
 pub(super) struct QueueReadings {
     pub(super) items: Vec<ItemRow>,

@@ -6,7 +6,7 @@ pub(super) const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 
 pub(super) const LEASE: Duration = Duration::from_secs(10);
 
-/// What a run has as its time that is due at once: the instant at which its id was made.
+/// The `available_at` of a run that is due at once: the instant at which its id was made.
 pub(super) const AT_ONCE: Timestamp = START;
 
 pub(super) fn at(ms: i64) -> Timestamp {

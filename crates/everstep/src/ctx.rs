@@ -298,7 +298,7 @@ impl Ctx {
     /// Which of several ways this run goes: gates a change to the code under running work.
     ///
     /// Gives `latest`, unless the run had come to this place with code that had no gate here: then it gives
-    /// 1, even if that code has recorded nothing since. What the gate gave is recorded and stays. This holds
+    /// 1, even if that code has recorded nothing since. The answer is recorded and never changes. This holds
     /// in branches of a join, of a race and of a `select!`, too.
     ///
     /// The way of 1 must be what the code was without the gate. A run of which nothing is recorded begins

@@ -65,7 +65,7 @@ pub(crate) fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeE
 }
 
 /// Whether these bytes can be a payload: CBOR that is nested no deeper than any reader follows it, or
-/// sealed. What is sealed is known once its codec has opened it.
+/// sealed. Only its codec can tell whether a sealed payload holds CBOR.
 ///
 /// # Errors
 ///
